@@ -1,0 +1,1 @@
+"""Where artifacts live: the artifact file, the store and its index."""

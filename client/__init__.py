@@ -1,0 +1,1 @@
+"""What a training process imports: get_kernel, handles, and the command line."""

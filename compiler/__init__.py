@@ -1,0 +1,1 @@
+"""How a spec becomes a device binary: toolchains, workers and the CPU twin."""

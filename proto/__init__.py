@@ -1,0 +1,1 @@
+"""Vocabulary shared by every layer: errors, target, passport, key, and the wire contract."""

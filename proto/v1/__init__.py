@@ -1,0 +1,1 @@
+"""Generated stubs of kernel_service.proto; regenerate with scripts/proto."""

@@ -1,0 +1,1 @@
+"""kaas: kernel-as-a-service for Huawei Ascend NPUs."""
