@@ -1,0 +1,82 @@
+"""KernelSpec: the question a client asks, one frozen class per family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from kaas.proto.canonical import canonical_json
+from kaas.proto.errors import InvalidSpec
+from kaas.proto.target import Target
+
+Dtype = Literal["bf16", "fp16", "fp32"]
+DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4, "int64": 8}
+DYNAMIC: Literal["dynamic"] = "dynamic"
+Dim = int | Literal["dynamic"]
+"""A dimension that is fixed at compile time, or ``"dynamic"``: bound at launch."""
+
+
+class KernelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="family"):
+    """Base of all specs. A subclass sets ``tag=<family name>`` and checks itself in ``__post_init__``.
+
+    The checks run on construction and on decoding alike, and raise :class:`InvalidSpec` with the field and
+    its legal values. Two specs are equal exactly when their canonical JSON is.
+    """
+
+    MAX_EXTENT: ClassVar[int] = 2**31 - 1
+
+    @property
+    def family(self) -> str:
+        """The family's name."""
+        return str(self.__struct_config__.tag)
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain JSON-able form with every field, defaults included."""
+        record: dict[str, Any] = msgspec.to_builtins(self)
+        return record
+
+    def canonical(self) -> bytes:
+        """Canonical JSON."""
+        return canonical_json(self)
+
+    def check_target(self, target: Target) -> None:
+        """Refuse a target that this spec cannot be built for; families override as needed."""
+
+
+def require_one_of(value: Any, field: str, legal: Sequence[Any]) -> None:
+    """Raise :class:`InvalidSpec` unless ``value`` is one of ``legal`` (type and value)."""
+    if not any(type(value) is type(choice) and value == choice for choice in legal):
+        choices = ", ".join(map(str, legal))
+        raise InvalidSpec(f"{field} is {value!r}; legal values: {choices}", field=field, legal=legal)
+
+
+def require_int(value: Any, field: str, low: int, high: int, multiple_of: int = 1) -> None:
+    """Raise :class:`InvalidSpec` unless ``value`` is an int in ``low..high`` and a multiple."""
+    if type(value) is not int or not low <= value <= high or value % multiple_of:
+        legal = f"an integer from {low} to {high}" + (
+            f", a multiple of {multiple_of}" if multiple_of > 1 else ""
+        )
+        raise InvalidSpec(f"{field} is {value!r}; legal: {legal}", field=field, legal=legal)
+
+
+def require_dim(value: Any, field: str, high: int = KernelSpec.MAX_EXTENT) -> None:
+    """Raise :class:`InvalidSpec` unless ``value`` is a positive int up to ``high`` or ``"dynamic"``."""
+    if value == DYNAMIC:
+        return
+    if type(value) is not int or not 1 <= value <= high:
+        legal = f'an integer from 1 to {high}, or "{DYNAMIC}"'
+        raise InvalidSpec(f"{field} is {value!r}; legal: {legal}", field=field, legal=legal)
+
+
+def require_bool(value: Any, field: str) -> None:
+    """Raise :class:`InvalidSpec` unless ``value`` is a bool."""
+    require_one_of(value, field, (True, False))
+
+
+def require_float(value: Any, field: str, low: float, high: float) -> None:
+    """Raise :class:`InvalidSpec` unless ``value`` is a finite float in ``low..high``."""
+    if type(value) is not float or not low <= value <= high:
+        legal = f"a float from {low} to {high}"
+        raise InvalidSpec(f"{field} is {value!r}; legal: {legal}", field=field, legal=legal)

@@ -1,0 +1,47 @@
+"""Launch metadata: what a client must know to call a kernel's entry."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["in", "out", "inout", "scalar"]
+Extent = int | str
+"""A dimension: a constant, or the name of a dynamic symbol bound at launch."""
+
+
+class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One argument of a handle call, in call order.
+
+    Tensors are row-major and contiguous with ``shape``; scalars have an empty shape. ``dtype`` is one of
+    bf16, fp16, fp32, int32, int64. ``alignment`` is the required byte alignment of the data pointer.
+    """
+
+    name: str
+    role: Role
+    dtype: str
+    shape: tuple[Extent, ...] = ()
+    alignment: int = 32
+
+
+class SignatureArgument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One argument of the device entry, in the order of the generated signature.
+
+    ``kind`` ``pointer`` and ``scalar`` take the parameter of that name; ``symbol`` takes the value that a
+    dynamic dimension of that name was bound to.
+    """
+
+    name: str
+    kind: Literal["pointer", "scalar", "symbol"]
+    dtype: str
+
+
+class LaunchMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How to launch one kernel: entry symbol, grid, dynamic UB bytes, parameters, device signature."""
+
+    entry: str
+    block_count: int
+    dynamic_ub_bytes: int
+    parameters: tuple[Parameter, ...]
+    signature: tuple[SignatureArgument, ...]

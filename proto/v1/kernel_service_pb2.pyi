@@ -1,0 +1,248 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_FOREGROUND: _ClassVar[Priority]
+    PRIORITY_PREWARM: _ClassVar[Priority]
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_HIT: _ClassVar[Outcome]
+    OUTCOME_COMPILED: _ClassVar[Outcome]
+    OUTCOME_JOINED: _ClassVar[Outcome]
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_FOREGROUND: Priority
+PRIORITY_PREWARM: Priority
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_HIT: Outcome
+OUTCOME_COMPILED: Outcome
+OUTCOME_JOINED: Outcome
+
+class ClientIdentity(_message.Message):
+    __slots__ = ("pid", "job", "rank")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    job: str
+    rank: str
+    def __init__(self, pid: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[str] = ...) -> None: ...
+
+class GetKernelRequest(_message.Message):
+    __slots__ = ("spec_json", "soc_name", "priority", "strict", "inline_artifact", "client")
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SOC_NAME_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    INLINE_ARTIFACT_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    spec_json: bytes
+    soc_name: str
+    priority: Priority
+    strict: bool
+    inline_artifact: bool
+    client: ClientIdentity
+    def __init__(self, spec_json: _Optional[bytes] = ..., soc_name: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., strict: _Optional[bool] = ..., inline_artifact: _Optional[bool] = ..., client: _Optional[_Union[ClientIdentity, _Mapping]] = ...) -> None: ...
+
+class GetKernelResponse(_message.Message):
+    __slots__ = ("key", "outcome", "artifact_path", "artifact", "compile_seconds", "waited_seconds", "environment_generation")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_PATH_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    outcome: Outcome
+    artifact_path: str
+    artifact: bytes
+    compile_seconds: float
+    waited_seconds: float
+    environment_generation: int
+    def __init__(self, key: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., artifact_path: _Optional[str] = ..., artifact: _Optional[bytes] = ..., compile_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., environment_generation: _Optional[int] = ...) -> None: ...
+
+class KernelSummary(_message.Message):
+    __slots__ = ("key", "family", "spec_json", "soc_name", "cann_version", "toolchain_kind", "dtype", "state", "size_bytes", "created_unix", "compile_seconds", "hits", "current")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SOC_NAME_FIELD_NUMBER: _ClassVar[int]
+    CANN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOOLCHAIN_KIND_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    family: str
+    spec_json: str
+    soc_name: str
+    cann_version: str
+    toolchain_kind: str
+    dtype: str
+    state: str
+    size_bytes: int
+    created_unix: float
+    compile_seconds: float
+    hits: int
+    current: bool
+    def __init__(self, key: _Optional[str] = ..., family: _Optional[str] = ..., spec_json: _Optional[str] = ..., soc_name: _Optional[str] = ..., cann_version: _Optional[str] = ..., toolchain_kind: _Optional[str] = ..., dtype: _Optional[str] = ..., state: _Optional[str] = ..., size_bytes: _Optional[int] = ..., created_unix: _Optional[float] = ..., compile_seconds: _Optional[float] = ..., hits: _Optional[int] = ..., current: _Optional[bool] = ...) -> None: ...
+
+class ListKernelsRequest(_message.Message):
+    __slots__ = ("family", "soc_name", "cann_version", "dtype", "state", "text", "page_size", "page_token")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    SOC_NAME_FIELD_NUMBER: _ClassVar[int]
+    CANN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    soc_name: str
+    cann_version: str
+    dtype: str
+    state: str
+    text: str
+    page_size: int
+    page_token: str
+    def __init__(self, family: _Optional[str] = ..., soc_name: _Optional[str] = ..., cann_version: _Optional[str] = ..., dtype: _Optional[str] = ..., state: _Optional[str] = ..., text: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListKernelsResponse(_message.Message):
+    __slots__ = ("kernels", "next_page_token", "total")
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    kernels: _containers.RepeatedCompositeFieldContainer[KernelSummary]
+    next_page_token: str
+    total: int
+    def __init__(self, kernels: _Optional[_Iterable[_Union[KernelSummary, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+
+class DescribeKernelRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    def __init__(self, key: _Optional[str] = ...) -> None: ...
+
+class DescribeKernelResponse(_message.Message):
+    __slots__ = ("summary", "passport_json", "launch_json", "choices_json", "source", "log", "artifact_path")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    PASSPORT_JSON_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_JSON_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_JSON_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_PATH_FIELD_NUMBER: _ClassVar[int]
+    summary: KernelSummary
+    passport_json: str
+    launch_json: str
+    choices_json: str
+    source: str
+    log: str
+    artifact_path: str
+    def __init__(self, summary: _Optional[_Union[KernelSummary, _Mapping]] = ..., passport_json: _Optional[str] = ..., launch_json: _Optional[str] = ..., choices_json: _Optional[str] = ..., source: _Optional[str] = ..., log: _Optional[str] = ..., artifact_path: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("spec_json", "soc_name")
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SOC_NAME_FIELD_NUMBER: _ClassVar[int]
+    spec_json: bytes
+    soc_name: str
+    def __init__(self, spec_json: _Optional[bytes] = ..., soc_name: _Optional[str] = ...) -> None: ...
+
+class FieldDifference(_message.Message):
+    __slots__ = ("path", "wanted_json", "cached_json")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    WANTED_JSON_FIELD_NUMBER: _ClassVar[int]
+    CACHED_JSON_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    wanted_json: str
+    cached_json: str
+    def __init__(self, path: _Optional[str] = ..., wanted_json: _Optional[str] = ..., cached_json: _Optional[str] = ...) -> None: ...
+
+class NearArtifact(_message.Message):
+    __slots__ = ("key", "differences")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    differences: _containers.RepeatedCompositeFieldContainer[FieldDifference]
+    def __init__(self, key: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[FieldDifference, _Mapping]]] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("key", "hit", "reason", "nearest", "passport_json")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    HIT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NEAREST_FIELD_NUMBER: _ClassVar[int]
+    PASSPORT_JSON_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    hit: bool
+    reason: str
+    nearest: _containers.RepeatedCompositeFieldContainer[NearArtifact]
+    passport_json: str
+    def __init__(self, key: _Optional[str] = ..., hit: _Optional[bool] = ..., reason: _Optional[str] = ..., nearest: _Optional[_Iterable[_Union[NearArtifact, _Mapping]]] = ..., passport_json: _Optional[str] = ...) -> None: ...
+
+class PrewarmRequest(_message.Message):
+    __slots__ = ("entries", "label")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[PrewarmEntry]
+    label: str
+    def __init__(self, entries: _Optional[_Iterable[_Union[PrewarmEntry, _Mapping]]] = ..., label: _Optional[str] = ...) -> None: ...
+
+class PrewarmEntry(_message.Message):
+    __slots__ = ("spec_json", "soc_name")
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SOC_NAME_FIELD_NUMBER: _ClassVar[int]
+    spec_json: bytes
+    soc_name: str
+    def __init__(self, spec_json: _Optional[bytes] = ..., soc_name: _Optional[str] = ...) -> None: ...
+
+class PrewarmEvent(_message.Message):
+    __slots__ = ("total", "done", "ready", "failed", "index", "key", "outcome", "error_json", "seconds", "finished", "job_id")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    done: int
+    ready: int
+    failed: int
+    index: int
+    key: str
+    outcome: Outcome
+    error_json: str
+    seconds: float
+    finished: bool
+    job_id: str
+    def __init__(self, total: _Optional[int] = ..., done: _Optional[int] = ..., ready: _Optional[int] = ..., failed: _Optional[int] = ..., index: _Optional[int] = ..., key: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., error_json: _Optional[str] = ..., seconds: _Optional[float] = ..., finished: _Optional[bool] = ..., job_id: _Optional[str] = ...) -> None: ...
+
+class GetEnvironmentRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetEnvironmentResponse(_message.Message):
+    __slots__ = ("environment_json",)
+    ENVIRONMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    environment_json: str
+    def __init__(self, environment_json: _Optional[str] = ...) -> None: ...
