@@ -1,0 +1,275 @@
+"""Config: one frozen, typed record; defaults < TOML file < KAAS_* environment < flags.
+
+Every refusal is an :class:`InvalidConfig` that names the field and the source of its value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import grp
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from kaas.proto.errors import InvalidConfig
+from kaas.proto.locations import default_socket, default_store
+
+ENVIRONMENT_PREFIX = "KAAS_"
+UNIX_PATH_LIMIT = 107
+"""Bytes that a Unix socket's path may have on Linux (``sun_path`` less its terminator)."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", re.IGNORECASE)
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40} | {
+    f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)
+}
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the operator decides. It holds no secrets, so it may be logged whole.
+
+    ``tcp_address`` is ``host:port`` or empty (off); ``rest_address`` is ``host:port``, ``unix:/path`` or
+    ``off``. Both are loopback only unless ``allow_remote`` is set. An empty ``toolkit_home`` or ``soc_name``
+    means: find out. Sizes are bytes; text forms such as ``8GiB`` are accepted.
+    """
+
+    socket: str = msgspec.field(default_factory=lambda: str(default_socket()))
+    socket_mode: str = "0660"
+    socket_group: str = ""
+    tcp_address: str = ""
+    rest_address: str = "127.0.0.1:7990"
+    allow_remote: bool = False
+    store: str = msgspec.field(default_factory=lambda: str(default_store()))
+    toolkit_home: str = ""
+    soc_name: str = ""
+    workers: int = msgspec.field(default_factory=available_cores)
+    queue_limit: int = 1024
+    compile_wall_limit_s: float = 600.0
+    compile_memory_limit_bytes: int = 8 << 30
+    zygote_max_jobs: int = 500
+    zygote_max_rss_bytes: int = 2 << 30
+    shutdown_grace_s: float = 10.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A parsed listening address: either ``host`` and ``port`` or a Unix socket's ``path``."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+
+_FIELDS = {field.name: field for field in msgspec.structs.fields(Config)}
+
+
+def load_config(
+    flags: Mapping[str, Any],
+    config_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Merge the four layers and check every value.
+
+    Environment variables with the prefix that name no field belong to other parts of kaas and are left
+    alone, unless they look like a misspelt field. Raises :class:`InvalidConfig`.
+    """
+    chosen: dict[str, tuple[Any, str]] = {}
+    for name, value, source in (
+        *_from_file(config_file),
+        *_from_environment(os.environ if environ is None else environ),
+        *((name, value, "flag") for name, value in flags.items() if value is not None),
+    ):
+        if name not in _FIELDS:
+            raise _unknown(name, source)
+        chosen[name] = (_typed(name, value, source), source)
+    config = Config(**{name: value for name, (value, _) in chosen.items()})
+    for name, check in _CHECKS.items():
+        source = chosen[name][1] if name in chosen else "default"
+        problem = check(getattr(config, name), config)
+        if problem:
+            raise _refusal(name, getattr(config, name), source, problem)
+    return config
+
+
+def _from_file(path: Path | None) -> Iterator[tuple[str, Any, str]]:
+    if path is None:
+        return
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(
+            f"the configuration file {path} cannot be read: {error}", source=str(path)
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"the configuration file {path} is not TOML: {error}", source=str(path)) from None
+    for name, value in content.items():
+        yield name, value, str(path)
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    for variable in sorted(environ):
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if name in _FIELDS:
+            yield name, environ[variable], f"environment variable {variable}"
+        elif difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.85):
+            raise _unknown(name, f"environment variable {variable}")
+
+
+def _unknown(name: str, source: str) -> InvalidConfig:
+    near = difflib.get_close_matches(name, _FIELDS, n=3)
+    suggestion = f"; did you mean {', '.join(near)}?" if near else ""
+    return InvalidConfig(
+        f"unknown configuration field {name!r} ({source}){suggestion}",
+        field=name,
+        source=source,
+        near=near or None,
+        legal=sorted(_FIELDS),
+    )
+
+
+def _refusal(name: str, value: Any, source: str, legal: str) -> InvalidConfig:
+    return InvalidConfig(
+        f"{name} is {value!r} ({source}); legal: {legal}", field=name, source=source, legal=legal
+    )
+
+
+def _typed(name: str, value: Any, source: str) -> Any:
+    """``value`` as the field's type; text is converted, other kinds must match exactly."""
+    if isinstance(value, Path):
+        value = str(value)
+    if name.endswith("_bytes") and isinstance(value, str):
+        value = _bytes(name, value, source)
+    if name in ("log_level", "log_format") and isinstance(value, str):
+        value = value.lower()
+    expected = _FIELDS[name].type
+    try:
+        return msgspec.convert(value, expected, strict=not isinstance(value, str))
+    except msgspec.ValidationError as error:
+        kind = getattr(expected, "__name__", "")
+        legal = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}.get(kind)
+        choices = getattr(expected, "__args__", ())
+        raise _refusal(name, value, source, legal or ", ".join(map(str, choices)) or str(error)) from None
+
+
+def _bytes(name: str, text: str, source: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise _refusal(name, text, source, "a size such as 8GiB, 512MiB or a number of bytes")
+    return int(float(match.group(1)) * _UNITS[(match.group(2) or "").upper()])
+
+
+def parse_address(text: str) -> Address | None:
+    """``host:port`` (``[v6]:port``), or ``unix:/path``; ``None`` when it is neither."""
+    if text.startswith("unix:"):
+        return Address(path=text.removeprefix("unix:"))
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:\s]+):(\d{1,5})", text)
+    if match is None or int(match.group(2)) > 65535:
+        return None
+    return Address(host=match.group(1).strip("[]"), port=int(match.group(2)))
+
+
+def is_loopback(host: str) -> bool:
+    """True for names and addresses that never leave the machine."""
+    if host.casefold() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_socket_path(path: str) -> str | None:
+    # The socket is bound beside its final name first, under a name that is a little longer.
+    if not path.startswith("/"):
+        return "an absolute path"
+    if len(os.fsencode(path)) > UNIX_PATH_LIMIT - 9:
+        return f"a path of at most {UNIX_PATH_LIMIT - 9} bytes"
+    return None
+
+
+def _check_socket(value: str, _: Config) -> str | None:
+    return _check_socket_path(value)
+
+
+def _check_mode(value: str, _: Config) -> str | None:
+    return None if re.fullmatch(r"0?[0-7]{3}", value) else "octal digits such as 0660"
+
+
+def _check_group(value: str, _: Config) -> str | None:
+    if not value:
+        return None
+    try:
+        grp.getgrnam(value)
+    except KeyError:
+        return "a group that exists on this machine, or empty"
+    return None
+
+
+def _check_tcp(value: str, config: Config) -> str | None:
+    if not value:
+        return None
+    address = parse_address(value)
+    if address is None or address.path:
+        return "host:port, or empty for off"
+    return _check_reach(address, config)
+
+
+def _check_rest(value: str, config: Config) -> str | None:
+    if value == "off":
+        return None
+    address = parse_address(value)
+    if address is None:
+        return "host:port, unix:/absolute/path, or off"
+    return _check_socket_path(address.path) if address.path else _check_reach(address, config)
+
+
+def _check_reach(address: Address, config: Config) -> str | None:
+    if config.allow_remote or is_loopback(address.host):
+        return None
+    return "a loopback address (there is no authentication), unless allow_remote is true"
+
+
+def _check_absolute(value: str, _: Config) -> str | None:
+    return None if value.startswith("/") else "an absolute path"
+
+
+def _check_optional_path(value: str, config: Config) -> str | None:
+    return _check_absolute(value, config) if value else None
+
+
+def _between(low: float, high: float) -> Callable[[Any, Config], str | None]:
+    def check(value: Any, _: Config) -> str | None:
+        return None if low <= value <= high else f"from {low} to {high}"
+
+    return check
+
+
+_CHECKS: dict[str, Callable[[Any, Config], str | None]] = {
+    "socket": _check_socket,
+    "socket_mode": _check_mode,
+    "socket_group": _check_group,
+    "tcp_address": _check_tcp,
+    "rest_address": _check_rest,
+    "store": _check_absolute,
+    "toolkit_home": _check_optional_path,
+    "workers": _between(1, 1024),
+    "queue_limit": _between(1, 1_000_000),
+    "compile_wall_limit_s": _between(0.1, 86_400),
+    "compile_memory_limit_bytes": _between(64 << 20, 1 << 50),
+    "zygote_max_jobs": _between(1, 1_000_000),
+    "zygote_max_rss_bytes": _between(64 << 20, 1 << 50),
+    "shutdown_grace_s": _between(0.1, 600),
+}
