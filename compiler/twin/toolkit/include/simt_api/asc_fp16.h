@@ -1,0 +1,6 @@
+// half, half2 and their conversions and functions.
+#pragma once
+
+#include "kaas_twin/scalar_conversions.h"
+#include "kaas_twin/simt_math.h"
+#include "kaas_twin/simt_warp.h"

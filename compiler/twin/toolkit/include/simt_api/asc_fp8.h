@@ -1,0 +1,4 @@
+// The float8 types and their conversions.
+#pragma once
+
+#include "kaas_twin/scalar_conversions.h"

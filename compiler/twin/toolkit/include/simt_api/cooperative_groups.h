@@ -1,0 +1,4 @@
+// Cooperative groups.
+#pragma once
+
+#include "kaas_twin/simt_groups.h"
