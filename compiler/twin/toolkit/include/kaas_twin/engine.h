@@ -135,10 +135,11 @@ void submit(pipe_t pipe, const char* name, F&& closure) {
   submit_task(pipe, name, Task(std::forward<F>(closure)));
 }
 
-// What the driver turns a call of a __simd_vf__ function into: the call becomes one instruction of PIPE_V.
-template <typename F>
-void vector_function(const char* name, F&& closure) {
-  submit_task(PIPE_V, name, Task(std::forward<F>(closure)));
+// What the driver turns a call of a __simd_vf__ function into: the arguments are evaluated now, the call becomes one
+// instruction of PIPE_V.
+template <typename F, typename... Arguments>
+void vector_function(const char* name, F function, Arguments... arguments) {
+  submit_task(PIPE_V, name, Task([=] { function(arguments...); }));
 }
 
 }  // namespace kaas_twin

@@ -31,11 +31,12 @@ class Fibre {
   // The fibre now running on this host thread, or nullptr.
   static Fibre* current();
 
+  // Tells the host thread that no fibre runs on it any more: after a fault took it off a fibre's stack.
+  static void forget_current();
+
   bool finished() const { return finished_; }
 
  private:
-  static void run(Fibre* self);
-
   void* stack_pointer_ = nullptr;   // of the suspended fibre
   void* resumer_pointer_ = nullptr; // of the suspended resumer
   Fibre* outer_ = nullptr;
