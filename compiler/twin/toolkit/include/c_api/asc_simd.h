@@ -11,6 +11,7 @@
 
 #include "kaas_twin/engine.h"
 #include "kaas_twin/instructions.h"
+#include "kaas_twin/minmax.h"
 #include "kaas_twin/scalar_types.h"
 #if __has_include("kaas_twin/vector_intrinsics.h")
 #include "kaas_twin/vector_intrinsics.h"
