@@ -16,7 +16,7 @@ inline constexpr int kPredicateBits = 256;
 
 /// A 256-byte vector register. `may_alias`, because the dialect reinterprets registers by reference.
 template <typename T>
-struct __attribute__((may_alias, aligned(64))) Register {
+struct __attribute__((may_alias, aligned(16))) Register {
   using element = T;
   static constexpr int lanes = kVectorBytes / static_cast<int>(sizeof(T));
   T lane[lanes];
