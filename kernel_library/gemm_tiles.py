@@ -59,7 +59,7 @@ class GemmTiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_tiles(problem: GemmProblem, target: Target) -> GemmTiles:
-    """The tiles with the least modelled time among those that fit; raises :class:`DoesNotFit` if none does."""
+    """The fitting tiles with the least modelled time; raises :class:`DoesNotFit` if none fits."""
     extents_m = _extents(problem.m)
     extents_n = _extents(problem.n)
     best: tuple[float, int, GemmTiles] | None = None

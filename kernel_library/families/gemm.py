@@ -92,6 +92,9 @@ TILELANG_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 VECTOR_LANES = 64
 """fp32 elements of one vector register."""
 
+FRACTAL = 16
+LEAST_ORDERED_FRACTALS = 10
+
 # Flags between a cube core and its two vector cores, one per accumulator slot. The second vector core sees
 # the cube core's flags 16 and up as its own 0 and up.
 CORE_PAIR = 4
@@ -126,9 +129,9 @@ def problem_of(spec: GemmSpec) -> GemmProblem:
 def uses_vector_epilogue(spec: GemmSpec) -> bool:
     """Whether the result passes the vector cores.
 
-    They apply ``alpha``, and they add D when D is narrower than the accumulator: an atomic store would round
-    the product before the addition, so that the sum would be rounded twice. An fp32 D needs no rounding and is
-    added to by the store itself; every element has one writer, hence the result is the same in every run.
+    They apply ``alpha``, and they add D when D is narrower than the accumulator: an atomic store would
+    round the product before the addition, so that the sum would be rounded twice. An fp32 D needs no rounding
+    and is added to by the store itself; every element has one writer, so that every run gives the same bits.
     """
     return spec.alpha or (spec.accumulate and spec.dtype_d != "fp32")
 
@@ -145,8 +148,8 @@ def build(spec: GemmSpec, target: Target) -> BuiltKernel:
     """The TileLang program of ``spec`` for ``target``'s core count and buffer sizes.
 
     One block per cube core walks its share of the output tiles. Inside a tile, global memory feeds a ring of
-    L1 stages (MTE2), L1 feeds two L0A/L0B slots (MTE1), the cube accumulates in L0C (M), and either the fixpipe
-    stores the accumulator (FIX) or hands it to the two vector cores through UB. Every ring has a "full" and
+    L1 stages (MTE2), L1 feeds two L0A/L0B slots (MTE1), the cube accumulates in L0C (M), and the fixpipe
+    (FIX) stores the accumulator or hands it to the two vector cores through UB. Every ring has a "full" and
     an "empty" flag per slot; "empty" flags are raised before the first tile and collected after the last.
 
     Raises :class:`DoesNotFit` if no tile fits.
@@ -197,19 +200,34 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
     # A 16-bit operand stored K-major is transposed between L1 and L0; the 32-bit path has no such transpose
     # and takes its own between global memory and L1.
     a_k_major, b_k_major = spec.layout[0] == "t", spec.layout[1] == "n"
-    in_l0 = DTYPE_BYTES[spec.dtype_a] == 2
-    a_in_l0, b_in_l0 = a_k_major and in_l0, b_k_major and in_l0
+    transpose_in_l0 = DTYPE_BYTES[spec.dtype_a] == 2
+    a_l1_tile = (bk, bm) if a_k_major and transpose_in_l0 else (bm, bk)
+    b_l1_tile = (bk, bn) if b_k_major and transpose_in_l0 else (bn, bk)
+    # Short cube instructions on one accumulator may overtake each other: a barrier keeps them in order.
+    needs_barrier = (bm // FRACTAL) * (bn // FRACTAL) < LEAST_ORDERED_FRACTALS
     vector_epilogue = uses_vector_epilogue(spec)
     half = bm // 2
     vectors = half * bn // VECTOR_LANES
 
-    @T.macro
-    def turns_of(core):
+    def turns_of(core: Any) -> Any:
         """How many tiles this core owns."""
         return T.ceildiv(m_tiles * n_tiles - core, cores)
 
+    def load_operand(source: Any, l1_tile: Any, first: Any, extent: int, step: Any, k_major: bool) -> Any:
+        """Global memory to L1; what lies outside the matrix becomes zero."""
+        if not k_major:
+            return T.copy(source[first : first + extent, step : step + bk], l1_tile)
+        rows = source[step : step + bk, first : first + extent]
+        return T.copy(rows, l1_tile) if transpose_in_l0 else T.copy(rows, l1_tile, transpose=True)
+
+    def feed_l0(l1: Any, slot: Any, l0_tile: Any, part: Any, k_major: bool) -> Any:
+        """L1 to L0A or L0B: one cube step of ``mk`` columns."""
+        if k_major and transpose_in_l0:
+            return T.copy(l1[slot, part * mk : part * mk + mk, :], l0_tile, transpose=True)
+        return T.copy(l1[slot, :, part * mk : part * mk + mk], l0_tile)
+
     @T.macro
-    def origin_of(tile):
+    def origin_of(tile: Any) -> Any:
         """First row and column of a tile; ``window`` tile rows are walked together, column by column."""
         row = T.alloc_var("int32")
         col = T.alloc_var("int32")
@@ -224,23 +242,7 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
         return row, col
 
     @T.macro
-    def load_operand(source, l1, slot, first, extent, step, k_major, in_l0):
-        if k_major and in_l0:
-            T.copy(source[step : step + bk, first : first + extent], l1[slot, :, :])
-        elif k_major:
-            T.copy(source[step : step + bk, first : first + extent], l1[slot, :, :], transpose=True)
-        else:
-            T.copy(source[first : first + extent, step : step + bk], l1[slot, :, :])
-
-    @T.macro
-    def feed_l0(l1, l1_slot, l0, l0_slot, part, in_l0):
-        if in_l0:
-            T.copy(l1[l1_slot, part * mk : part * mk + mk, :], l0[l0_slot, :, :], transpose=True)
-        else:
-            T.copy(l1[l1_slot, :, part * mk : part * mk + mk], l0[l0_slot, :, :])
-
-    @T.macro
-    def store_accumulator(l0c, slot, d, row, col, accumulator_ub):
+    def store_accumulator(l0c: Any, slot: Any, d: Any, row: Any, col: Any, accumulator_ub: Any) -> None:
         """Leave L0C through the fixpipe: rounded into global memory, or as fp32 halves into both UBs."""
         if vector_epilogue:
             T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", UB_EMPTY + slot)
@@ -252,9 +254,9 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
             T.copy(l0c[slot, :, :], d[row : row + bm, col : col + bn])
 
     @T.macro
-    def cube_side(a, b, d, core, accumulator_ub):
-        a_l1 = T.alloc_l1((l1_stages, bk, bm) if a_in_l0 else (l1_stages, bm, bk), dtype)
-        b_l1 = T.alloc_l1((l1_stages, bk, bn) if b_in_l0 else (l1_stages, bn, bk), dtype)
+    def cube_side(a: Any, b: Any, d: Any, core: Any, accumulator_ub: Any) -> None:
+        a_l1 = T.alloc_l1((l1_stages, *a_l1_tile), dtype)
+        b_l1 = T.alloc_l1((l1_stages, *b_l1_tile), dtype)
         a_l0 = T.alloc_l0a((2, bm, mk), dtype)
         b_l0 = T.alloc_l0b((2, bn, mk), dtype)
         l0c = T.alloc_l0c((l0c_stages, bm, bn), "float32")
@@ -273,14 +275,14 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
             T.ascend_wait_flag("FIX_M", turn % l0c_stages)
             for step in T.serial(k_steps):
                 T.ascend_wait_flag("MTE1_MTE2", l1_turn % l1_stages)
-                load_operand(a, a_l1, l1_turn % l1_stages, row, bm, step * bk, a_k_major, in_l0)
-                load_operand(b, b_l1, l1_turn % l1_stages, col, bn, step * bk, b_k_major, in_l0)
+                load_operand(a, a_l1[l1_turn % l1_stages, :, :], row, bm, step * bk, a_k_major)
+                load_operand(b, b_l1[l1_turn % l1_stages, :, :], col, bn, step * bk, b_k_major)
                 T.ascend_set_flag("MTE2_MTE1", l1_turn % l1_stages)
                 T.ascend_wait_flag("MTE2_MTE1", l1_turn % l1_stages)
                 for part in T.serial(bk // mk):
                     T.ascend_wait_flag("M_MTE1", l0_turn % 2)
-                    feed_l0(a_l1, l1_turn % l1_stages, a_l0, l0_turn % 2, part, a_in_l0)
-                    feed_l0(b_l1, l1_turn % l1_stages, b_l0, l0_turn % 2, part, b_in_l0)
+                    feed_l0(a_l1, l1_turn % l1_stages, a_l0[l0_turn % 2, :, :], part, a_k_major)
+                    feed_l0(b_l1, l1_turn % l1_stages, b_l0[l0_turn % 2, :, :], part, b_k_major)
                     T.ascend_set_flag("MTE1_M", l0_turn % 2)
                     T.ascend_wait_flag("MTE1_M", l0_turn % 2)
                     T.gemm(
@@ -290,6 +292,8 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
                         transpose_B=True,
                         clear_accum=T.And(step == 0, part == 0),
                     )
+                    if needs_barrier:
+                        T.ascend_pipe_barrier("PIPE_M")
                     T.ascend_set_flag("M_MTE1", l0_turn % 2)
                     l0_turn += 1
                 T.ascend_set_flag("MTE1_MTE2", l1_turn % l1_stages)
@@ -310,7 +314,7 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
                 T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", SECOND_VECTOR_CORE + UB_EMPTY + slot)
 
     @T.macro
-    def finish_half(accumulator, slot, old, result, alpha):
+    def finish_half(accumulator: Any, slot: Any, old: Any, result: Any, alpha: Any) -> None:
         """result = round(alpha * accumulator + old), element by element over one vector core's half tile."""
         with T.SimdVF():
             for vector in T.serial(T.uint16(vectors)):
@@ -330,7 +334,7 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
                     T.simd.vsts(result[at], T.simd.vcvt(value, dtype_d, sat=False, part=0), dist="PK_B32")
 
     @T.macro
-    def vector_side(d, core, vector_core, accumulator_ub, alpha):
+    def vector_side(d: Any, core: Any, vector_core: Any, accumulator_ub: Any, alpha: Any) -> None:
         result_ub = T.alloc_shared((half, bn), dtype_d)
         result = T.view(result_ub, (half * bn,))
         accumulator = T.view(accumulator_ub, (l0c_stages, half * bn))
@@ -365,7 +369,7 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
             T.ascend_wait_flag("V_MTE2", 0)
 
     @T.macro
-    def block(a, b, d, alpha):
+    def block(a: Any, b: Any, d: Any, alpha: Any) -> None:
         with T.Kernel(cores) as core:
             if vector_epilogue:
                 accumulator_ub = T.alloc_shared((l0c_stages, half, bn), "float32")
@@ -382,13 +386,13 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
     if spec.alpha:
 
         @T.prim_func
-        def gemm_alpha(a: a_type, b: b_type, d: d_type, alpha: T.float32):
+        def gemm_alpha(a: a_type, b: b_type, d: d_type, alpha: T.float32) -> None:
             block(a, b, d, alpha)
 
         return gemm_alpha
 
     @T.prim_func
-    def gemm(a: a_type, b: b_type, d: d_type):
+    def gemm(a: a_type, b: b_type, d: d_type) -> None:
         block(a, b, d, 1.0)
 
     return gemm
