@@ -42,7 +42,7 @@ def claimed_socket(path: Path, access: SocketAccess, *, field: str) -> Iterator[
     try:
         # Two daemons that start together must not both take a dead socket over.
         fcntl.flock(directory, fcntl.LOCK_EX)
-        _refuse_live(path, field)
+        refuse_live(path, field)
         staging = path.with_name(f".{path.name}.new")
         with contextlib.suppress(FileNotFoundError):
             staging.unlink()
@@ -150,7 +150,8 @@ def _prepare_directory(directory: Path, access: SocketAccess, field: str) -> int
     return opened
 
 
-def _refuse_live(path: Path, field: str) -> None:
+def refuse_live(path: Path, field: str) -> None:
+    """Raise :class:`InvalidConfig` when a live process listens at ``path``, or no socket lies there."""
     try:
         status = path.lstat()
     except FileNotFoundError:

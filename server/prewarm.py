@@ -84,6 +84,18 @@ class PrewarmJob:
         """Entries that are ready or failed."""
         return self.ready + self.failed
 
+    @property
+    def state(self) -> Literal["running", "finished", "cancelled"]:
+        """One word for people and programs."""
+        if not self.is_finished:
+            return "running"
+        return "cancelled" if self.is_cancelled else "finished"
+
+    async def ended(self) -> None:
+        """Return once the job is finished or cancelled."""
+        async for _ in self.follow():
+            pass
+
     async def follow(self) -> AsyncIterator[PrewarmEvent]:
         """Every event from the first to the last, as they come."""
         position = 0
@@ -172,6 +184,10 @@ class PrewarmJobs:
                 f"no pre-warm job {job_id[:64]!r}", hint="finished jobs are kept for a while only"
             )
         return job
+
+    def all(self) -> list[PrewarmJob]:
+        """Every job that is still known, oldest first."""
+        return list(self._jobs.values())
 
     def cancel(self, job_id: str) -> PrewarmJob:
         """Stop a job: entries that no worker has begun are given up. Raises :class:`JobNotFound`."""

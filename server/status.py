@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 ERROR_METADATA_KEY = "kaas-error-bin"
 """Trailing metadata entry that carries the error's record as JSON."""
 
+METADATA_LIMIT = 5000
+"""Bytes of a record in trailing metadata; gRPC's own soft limit for all metadata is 8 KiB, in base64."""
+
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 """RFC 9457."""
 
@@ -78,6 +81,30 @@ def http_status(error: KaasError) -> int:
 def error_record_json(error: KaasError) -> bytes:
     """The error's record as JSON, whatever its details hold; what JSON cannot spell becomes text."""
     return json_bytes(error.to_record())
+
+
+def bounded_record_json(error: KaasError, limit: int = METADATA_LIMIT) -> bytes:
+    """The record as JSON of at most about ``limit`` bytes: gRPC refuses large metadata.
+
+    Long texts lose their beginning (a log's end says more), then whole details go; code and message stay.
+    """
+    record = error.to_record()
+    for longest in (limit, 2000, 1000, 500, 200):
+        encoded = json_bytes(_shortened(record, longest))
+        if len(encoded) <= limit:
+            return encoded
+    bare = {"code": error.code, "message": error.message[:200], "details": {"truncated": True}}
+    return json_bytes(bare)
+
+
+def _shortened(value: Any, longest: int) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= longest else "... " + value[-longest:]
+    if isinstance(value, dict):
+        return {name: _shortened(item, longest) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_shortened(item, longest) for item in value]
+    return value
 
 
 def json_bytes(value: Any) -> bytes:
