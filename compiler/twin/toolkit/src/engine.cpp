@@ -16,8 +16,7 @@ namespace {
 
 thread_local Session* t_session = nullptr;
 
-constexpr std::size_t kEagerQueue = 256;       // instructions a scalar stream may run ahead of its pipes
-constexpr std::size_t kFarAheadQueue = 65536;  // the same when a schedule lets the scalar stream go first
+constexpr std::size_t kFarAhead = 65536;  // instructions a scalar stream may run ahead where a schedule favours it
 
 const char* const kPipeNames[kPipeCount] = {"PIPE_S", "PIPE_V", "PIPE_M", "PIPE_MTE1", "PIPE_MTE2", "PIPE_MTE3", "PIPE_FIX"};
 
@@ -274,7 +273,7 @@ void Session::step_scalar(Core& core) {
   core.scalar_done = core.fibre.finished();
 }
 
-// Pipes first, each as far as it gets; then the scalar streams, each until it waits or is far enough ahead.
+// Program order as far as the flags allow: what is issued runs at once unless it has to wait.
 void Session::loop_eager() {
   for (;;) {
     bool progress = false;
@@ -308,20 +307,31 @@ bool Session::unit_ready(const Unit& unit) const {
 }
 
 // Always the ready unit of highest priority, one instruction at a time. Priorities are random and some change at random
-// moments, so that a unit may be held back for as long as the flags allow while the others go on. One seed in three
-// favours the scalar streams, one holds them back, one treats them alike.
+// moments, so that a unit may be held back for as long as the flags allow while the others go on. Of three seeds one
+// treats all units alike, one lets the scalar streams run far ahead, and one holds back a single pipe at a time.
 void Session::loop_adversarial() {
   std::vector<Unit> units;
   const std::uint64_t bias = plan_.seed % 3;
   auto draw = [&](int slot) {
-    std::uint64_t priority = random() >> 2;
+    std::uint64_t priority = 1 + (random() >> 2);
     if (slot == 0 && bias == 1) priority |= 1ull << 63;
-    if (slot != 0 && bias == 2) priority |= 1ull << 63;
     return priority;
   };
   for (Core* core : cores_) {
     for (int slot = 0; slot < kPipeCount; ++slot) units.push_back({core, slot, draw(slot)});
   }
+  Unit* lazy = nullptr;
+  auto change = [&] {
+    Unit& unit = units[random() % units.size()];
+    if (bias == 2 && unit.slot != 0) {
+      if (lazy != nullptr) lazy->priority = draw(lazy->slot);
+      lazy = &unit;
+      lazy->priority = 0;
+    } else {
+      unit.priority = draw(unit.slot);
+    }
+  };
+  change();
   std::uint64_t until_change = 1 + random() % 32;
   for (;;) {
     Unit* best = nullptr;
@@ -340,8 +350,7 @@ void Session::loop_adversarial() {
       step_pipe(*best->core, best->slot);
     }
     if (--until_change == 0) {
-      Unit& changed = units[random() % units.size()];
-      changed.priority = draw(changed.slot);
+      change();
       until_change = 1 + random() % 32;
     }
   }
@@ -449,9 +458,8 @@ void Session::issue(int slot, Instruction&& instruction) {
   if (core.kind == CoreKind::kAic && slot == 1) fail_here(format("%s: %s exists on an AIV only", instruction.name, kPipeNames[slot]));
   core.queues[static_cast<std::size_t>(slot)].push_back(std::move(instruction));
   ++core.queued;
-  std::size_t limit = kEagerQueue;
-  if (plan_.schedule == Schedule::kAdversarial) limit = plan_.seed % 3 == 1 ? kFarAheadQueue : 1;
-  if (core.queued >= limit) {
+  const bool far_ahead = plan_.schedule == Schedule::kAdversarial && plan_.seed % 3 == 1;
+  if (core.queued >= (far_ahead ? kFarAhead : 1)) {
     Instruction yield;
     yield.step = Step::kYield;
     block_scalar(std::move(yield));
