@@ -25,16 +25,23 @@ DEFAULT_CANN_VERSION = "9.2.0"
 
 _TOOLKIT = Path(__file__).with_name("toolkit")
 # Optimised, but with plain IEEE arithmetic: the twin must not flush or reorder.
-_COMPILE = ("-std=c++20", "-O3", "-fPIC", "-fno-strict-aliasing", "-fnon-call-exceptions", "-fvisibility=default")
+_COMPILE = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fno-strict-aliasing",
+    "-fnon-call-exceptions",
+    "-fvisibility=default",
+)
 _COMPILE_TIMEOUT_S = 300
 
 
 def ensure_twin_home(destination: Path | None = None, *, cann_version: str = DEFAULT_CANN_VERSION) -> Path:
     """The twin's home, built if it is not there yet (about 15 s once, then immediate).
 
-    Without ``destination`` the home lies under ``KAAS_TWIN_ROOT`` (default: the user's cache directory), named
-    by a digest of the toolkit's sources, the host compiler's version and ``cann_version``. Safe when several
-    processes ask at once. Raises ToolchainMissing when g++ is missing or cannot build the toolkit, or when
+    Without ``destination`` the home lies under ``KAAS_TWIN_ROOT`` (default: the user's cache directory),
+    named by a digest of the toolkit's sources, the host compiler's version and ``cann_version``. Safe when
+    several processes ask at once. Raises ToolchainMissing when g++ is missing or cannot build the toolkit, or when
     ``destination`` holds something else.
     """
     compiler = _host_compiler()
@@ -68,7 +75,7 @@ def _host_compiler() -> str:
     if found is None:
         raise ToolchainMissing(
             "the CPU twin needs the host compiler g++, which is not on PATH",
-            hint="install g++ 12 or newer (Debian: apt-get install g++), or set ASCEND_HOME_PATH to a CANN toolkit",
+            hint="install g++ 12 or newer, or name a CANN toolkit in ASCEND_HOME_PATH",
         )
     return found
 
@@ -143,7 +150,7 @@ def _fill(work: Path, compiler: str, digest: str, cann_version: str) -> None:
         "engine": engine,
         "cann_version": cann_version,
         "machine": machine,
-        "notice": "a functional CPU twin with the kaas project's own semantics; it makes no claim about time or silicon",
+        "notice": "a functional CPU twin; it makes no claim about time, power or silicon",
     }
     (work / MARKER).write_text(json.dumps(marker, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -66,9 +66,7 @@ def test_a_copy_kernel_goes_through_the_two_stage_build_and_acl(
     assert np.array_equal(source, target)
 
 
-def test_a_scalar_stream_reads_ub_after_its_flag(
-    twin: Twin, numbers: tuple[np.ndarray, np.ndarray]
-) -> None:
+def test_a_scalar_stream_reads_ub_after_its_flag(twin: Twin, numbers: tuple[np.ndarray, np.ndarray]) -> None:
     source, target = numbers
     body = (
         LOAD
@@ -111,10 +109,11 @@ def test_vector_and_cube_cores_of_a_mixed_block_work_together(twin: Twin) -> Non
         + "asc_copy_l12l0a((__ca__ bfloat16_t*)0, l1, 0, 0, 1, 1, 1, 1);\n"
         + "asc_copy_l12l0b((__cb__ bfloat16_t*)0, l1 + 256, 0, 0, 1, 1, 1, 1);\n"
         + "asc_sync_notify(PIPE_MTE1, PIPE_M, 0); asc_sync_wait(PIPE_MTE1, PIPE_M, 0);\n"
-        + "asc_mmad((__cc__ float*)0, (__ca__ bfloat16_t*)0, (__cb__ bfloat16_t*)0, 16, 16, 16, 3, 1, 0, 1);\n"
+        + "asc_mmad((__cc__ float*)0, (__ca__ bfloat16_t*)0, (__cb__ bfloat16_t*)0, 16, 16, 16, 3, 1, 0, "
+        + "1);\n"
         + "asc_set_l0c_copy_nz_para(1, 0, 0);\n"
-        + "asc_copy_l0c2gm(target, (__cc__ float*)0, 16, 16, 16, 16, static_cast<asc_store_l2_cache_mode>(0), "
-        + "static_cast<asc_unit_flag_mode>(3), static_cast<asc_quant_mode>(0), "
+        + "asc_copy_l0c2gm(target, (__cc__ float*)0, 16, 16, 16, 16, "
+        + "static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>(3), static_cast<asc_quant_mode>(0), "
         + "static_cast<asc_relu_pre_mode>(0), 0, 1, 0, 0);\n"
         + "}\n}\n"
     )
@@ -181,9 +180,7 @@ def test_a_missing_synchronisation_shows_as_a_wrong_number_in_adversarial_order(
     assert wrong >= 5
 
 
-def test_a_seed_gives_the_same_result_every_time(
-    twin: Twin, numbers: tuple[np.ndarray, np.ndarray]
-) -> None:
+def test_a_seed_gives_the_same_result_every_time(twin: Twin, numbers: tuple[np.ndarray, np.ndarray]) -> None:
     source, target = numbers
     broken = twin.compile(vector_kernel(LOAD + STORE))
     results = []
@@ -201,15 +198,25 @@ def test_a_seed_gives_the_same_result_every_time(
     [
         (
             LOAD.replace("(__ubuf__ uint8_t*)ub", "(__ubuf__ uint8_t*)ub + 262016"),
-            ["block 0, AIV0, PIPE_MTE2, asc_copy_gm2ub_align", "out of range on UB", "offset 262016 + 256 bytes"],
+            [
+                "block 0, AIV0, PIPE_MTE2, asc_copy_gm2ub_align",
+                "out of range on UB",
+                "offset 262016 + 256 bytes",
+            ],
         ),
         (
             LOAD.replace("(__ubuf__ uint8_t*)ub", "(__ubuf__ uint8_t*)ub + 4"),
             ["asc_copy_gm2ub_align: misaligned on UB: offset 4 is no multiple of 32"],
         ),
         ("ub[70000] = 1.0f;", ["block 0, AIV0, PIPE_S", "out of range on UB of AIV0: offset 280000"]),
-        ("target = nullptr; *target = 1.0f;", ["block 0, AIV0, PIPE_S", "which no tensor or on-chip memory holds"]),
-        (LOAD + WAIT + STORE, ["deadlock", "block 0, AIV0, PIPE_MTE3", "flag 3 from PIPE_MTE2, which nobody sets"]),
+        (
+            "target = nullptr; *target = 1.0f;",
+            ["block 0, AIV0, PIPE_S", "which no tensor or on-chip memory holds"],
+        ),
+        (
+            LOAD + WAIT + STORE,
+            ["deadlock", "block 0, AIV0, PIPE_MTE3", "flag 3 from PIPE_MTE2, which nobody sets"],
+        ),
         (
             "asc_sync_wait(PIPE_V, PIPE_S, 1);",
             ["deadlock", "block 0, AIV0, PIPE_S: asc_sync_wait waits for flag 1 from PIPE_V"],
@@ -237,7 +244,10 @@ def test_a_vector_kernel_that_misbehaves_fails_with_the_place(
     [
         (
             "asc_fill_l1((__cbuf__ uint16_t*)0 + 262128, 0u, {.repeat = 2, .blk_num = 1, .dst_gap = 0});",
-            ["PIPE_MTE2, asc_fill_l1", "out of range on L1: offset 524256 + 64 bytes exceeds its 524288 bytes"],
+            [
+                "PIPE_MTE2, asc_fill_l1",
+                "out of range on L1: offset 524256 + 64 bytes exceeds its 524288 bytes",
+            ],
         ),
         (
             "asc_mmad((__cc__ float*)0, (__ca__ half*)0, (__cb__ half*)0, 256, 256, 16, 0, 1, 0, 1);",
@@ -248,21 +258,26 @@ def test_a_vector_kernel_that_misbehaves_fails_with_the_place(
             ["asc_mmad: misaligned on L0A: offset 32 is no multiple of 512"],
         ),
         (
-            "asc_copy_l0c2gm(target, (__cc__ float*)0, 16, 16, 16, 16, static_cast<asc_store_l2_cache_mode>(0), "
-            "static_cast<asc_unit_flag_mode>(3), static_cast<asc_quant_mode>(0), "
+            "asc_copy_l0c2gm(target, (__cc__ float*)0, 16, 16, 16, 16, "
+            "static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>(3), static_cast<asc_quant_mode>(0), "
             "static_cast<asc_relu_pre_mode>(0), 0, 1, 0, 0);",
             ["deadlock", "PIPE_FIX: asc_copy_l0c2gm", "unit flag of the accumulator at L0C offset 0"],
         ),
         (
-            "asc_copy_l0c2gm(target, (__cc__ float*)0, 16, 16, 16, 16, static_cast<asc_store_l2_cache_mode>(0), "
-            "static_cast<asc_unit_flag_mode>(0), static_cast<asc_quant_mode>(5), "
+            "asc_copy_l0c2gm(target, (__cc__ float*)0, 16, 16, 16, 16, "
+            "static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>(0), static_cast<asc_quant_mode>(5), "
             "static_cast<asc_relu_pre_mode>(0), 0, 1, 0, 0);",
             ["asc_copy_l0c2gm: quantisation mode 5 is not modelled by the CPU twin"],
         ),
-        ("__ubuf__ float *ub = (__ubuf__ float *)0; ub[2] = 1;", ["the AIC dereferences UB offset 8; it has no UB"]),
+        (
+            "__ubuf__ float *ub = (__ubuf__ float *)0; ub[2] = 1;",
+            ["the AIC dereferences UB offset 8; it has no UB"],
+        ),
     ],
 )
-def test_a_cube_kernel_that_misbehaves_fails_with_the_place(twin: Twin, body: str, expected: list[str]) -> None:
+def test_a_cube_kernel_that_misbehaves_fails_with_the_place(
+    twin: Twin, body: str, expected: list[str]
+) -> None:
     text = twin.failure(cube_kernel(body), 1, np.zeros(256, dtype=np.float32))
     for part in expected:
         assert part in text
@@ -360,7 +375,11 @@ def test_a_command_line_beyond_the_twin_is_refused_plainly(
     (tmp_path / "tl_kernel.asc").write_text(vector_kernel(""))
     line = "-O2 -std=c++20 --npu-arch=dav-3510 --cce-aicore-only tl_kernel.asc -o rel.o".replace(*change)
     done = subprocess.run(
-        [twin.home / "bin" / "bisheng", *line.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+        [twin.home / "bin" / "bisheng", *line.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode != 0
     assert message in done.stderr
@@ -385,7 +404,7 @@ def test_foreign_images_are_refused_by_name(twin: Twin) -> None:
     other = image[:at] + b"0000000000000000" + image[at + 16 :]
     with pytest.raises(DeviceError, match="an image of another twin toolkit"):
         twin.runtime.load(other)
-    with pytest.raises(DeviceError, match="not an image|no 64-bit ELF|does not load"):
+    with pytest.raises(DeviceError, match=r"not an image|no 64-bit ELF|does not load"):
         twin.runtime.load(image[: len(image) // 2])
 
 
@@ -427,7 +446,9 @@ def test_several_processes_may_install_the_same_home_at_once(tmp_path: Path) -> 
     command = [sys.executable, "-m", "kaas.compiler.twin.install"]
 
     def install(_: int) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
 
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(install, range(4)))
@@ -459,9 +480,7 @@ def test_a_host_without_a_compiler_is_told_what_is_missing(
         ensure_twin_home(tmp_path / "home")
 
 
-def test_a_forked_child_launches_like_its_parent(
-    twin: Twin, numbers: tuple[np.ndarray, np.ndarray]
-) -> None:
+def test_a_forked_child_launches_like_its_parent(twin: Twin, numbers: tuple[np.ndarray, np.ndarray]) -> None:
     source, target = numbers
     image = twin.compile(vector_kernel(LOAD + NOTIFY + WAIT + STORE))
     twin.run(image, 8, source, target, 64)
