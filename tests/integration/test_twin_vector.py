@@ -1,14 +1,19 @@
 """Numbers, vector registers and masks of the CPU twin, against NumPy and torch."""
 
+# ruff: noqa: E501 (device code keeps its lines)
+
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.twin_launch import Twin, TwinFailure, TwinKernels, templates_dir
+
 from kaas.compiler.twin.install import ensure_twin_home
-from support.twin_launch import Twin, TwinFailure, TwinKernels
 
 REGISTER_BYTES = 256
 
@@ -233,6 +238,12 @@ PROBES = [
         "V::vsts_pack_quarter<uint32_t>(x, (__ubuf__ uint32_t*)out, 0, m);",
     ),
     Probe(
+        "store_quarter_e4m3",
+        f"{load('f32', 'x', 'a')} {tail_mask('f32')}"
+        "auto q = V::vcvt<float8_e4m3_t>(x, m, ROUND_R, RS_ENABLE, PART_P0, MODE_ZEROING);"
+        "V::vsts_pack_quarter<float8_e4m3_t>(q, (__ubuf__ float8_e4m3_t*)out, 0, m);",
+    ),
+    Probe(
         "store_first",
         f"{load('f16', 'x', 'a')} {tail_mask('f16')}V::vsts_1st<half>(x, (__ubuf__ half*)(out + 6), 0, m);",
     ),
@@ -362,6 +373,43 @@ PROBES = [
         "vector_bool r[] = {V::pand(p, q, all), V::por(p, q, all), V::pxor(p, q, all), V::pnot(p, all), V::psel(p, q, p),"
         "V::ppack(p, LOWER), V::punpack(p, HIGHER), i.v0, d.v0, d.v1};"
         "for (int k = 0; k < 10; ++k) V::psts_norm(r[k], (__ubuf__ uint32_t*)(out + 32 * k), 0);",
+    ),
+    Probe(
+        "odd_jobs",
+        f"{load('f32', 'x', 'a')} {load('f32', 'y', 'b')} vector_bool all = asc_create_mask_b32(PAT_ALL);"
+        "auto d = V::vabsdif(x, y, all, MODE_ZEROING); auto l = V::vlrelu(x, 0.25f, all);"
+        "auto p = V::vprelu(x, y, all); auto s = V::vcpadd(x, all, MODE_ZEROING);"
+        f"{store('f32', 'd')} {store('f32', 'l', 256)} {store('f32', 'p', 512)} {store('f32', 's', 768)}",
+    ),
+    Probe(
+        "register_gather",
+        f"{load('u32', 'x', 'a')} {load('u32', 'i', 'b')} auto r = V::vselr(x, i); {store('u32', 'r')}",
+    ),
+    Probe(
+        "subnormal_results",
+        f"{load('f32', 'x', 'a')} {load('f32', 'y', 'b')} vector_bool all = asc_create_mask_b32(PAT_ALL);"
+        "auto flushed = V::vexp(x, all, MODE_ZEROING); auto kept = V::vexp_1ulp_ftz_false(x, all, MODE_ZEROING);"
+        "auto logarithm = V::vln_1ulp_ftz_false(y, all, MODE_ZEROING);"
+        "auto root = V::vsqrt_0ulp_ftz_false(y, all, MODE_ZEROING);"
+        f"{store('f32', 'flushed')} {store('f32', 'kept', 256)} {store('f32', 'logarithm', 512)}"
+        f"{store('f32', 'root', 768)}",
+    ),
+    Probe(
+        "carry_in",
+        f"{load('u32', 'x', 'a')} {load('u32', 'y', 'b')} vector_bool all = asc_create_mask_b32(PAT_ALL);"
+        "auto odd = V::vcmp_gt(x, y, all); auto s = V::vaddcs(x, y, odd, all); auto d = V::vsubcs(x, y, odd, all);"
+        f"{store('u32', 's.v1')} {store('u32', 'd.v1', 256)}"
+        "V::psts_norm(s.v0, (__ubuf__ uint32_t*)(out + 512), 0); V::psts_norm(d.v0, (__ubuf__ uint32_t*)(out + 544), 0);",
+    ),
+    Probe(
+        "predicate_memory",
+        "V::psts_norm(V::plds_upsample((__ubuf__ uint32_t*)a, 0), (__ubuf__ uint32_t*)out, 0);"
+        "V::psts_norm(V::plds_downsample((__ubuf__ uint32_t*)a, 0), (__ubuf__ uint32_t*)(out + 32), 0);"
+        "V::psts_pack(V::plds_norm((__ubuf__ uint32_t*)a, 0), (__ubuf__ uint32_t*)(out + 64), 0);",
+    ),
+    Probe(
+        "nd2nz_scatter",
+        "ascend_nd2nz_scatter_callee<16, 16, uint16_t, uint16_t>((__ubuf__ uint16_t*)a, (__ubuf__ uint16_t*)out);",
     ),
     Probe(
         "misaligned_load", f"auto x = V::vlds_norm<float>((__ubuf__ float*)(a + 4), 0); {store('f32', 'x')}"
@@ -654,6 +702,47 @@ def test_carries_and_wide_products(kernels):
     )
 
 
+def test_carry_inputs(kernels):
+    a, b = operands("u32", seed=12)
+    out = run(kernels, "carry_in", a, b)
+    carry = (a > b).astype(np.uint64)
+    wide_a, wide_b = a.astype(np.uint64), b.astype(np.uint64)
+    np.testing.assert_array_equal(register(out, "u32", 0), (wide_a + wide_b + carry).astype(np.uint32))
+    np.testing.assert_array_equal(register(out, "u32", 1), (wide_a - wide_b - carry).astype(np.uint32))
+    np.testing.assert_array_equal(active_bits(out, 16)[::4], wide_a + wide_b + carry >= 2**32)
+    np.testing.assert_array_equal(active_bits(out, 17)[::4], wide_a >= wide_b + carry)
+
+
+def test_differences_rectifiers_and_pair_sums(kernels):
+    a, b = (operands("f32", seed)[0] for seed in (41, 42))
+    a[:6], b[:6] = [-1, 1, 0, 2, -2, 3], 0.5
+    out = run(kernels, "odd_jobs", a, b)
+    np.testing.assert_array_equal(register(out, "f32", 0), np.abs(a - b))
+    np.testing.assert_array_equal(register(out, "f32", 1), np.where(a >= 0, a, a * np.float32(0.25)))
+    np.testing.assert_array_equal(register(out, "f32", 2), np.where(a >= 0, a, a * b))
+    pairs = np.concatenate([a[::2] + a[1::2], np.zeros(32, np.float32)])
+    np.testing.assert_array_equal(register(out, "f32", 3), pairs)
+
+
+def test_register_gather_wraps_its_index(kernels):
+    a, index = operands("u32", seed=43)
+    got = register(run(kernels, "register_gather", a, index), "u32")
+    np.testing.assert_array_equal(got, a[index % 64])
+
+
+def test_subnormal_results_are_flushed_unless_the_template_keeps_them(kernels):
+    x = np.linspace(-103, -80, 64, dtype=np.float32)
+    y = np.geomspace(1e-44, 1e4, 64).astype(np.float32)
+    out = run(kernels, "subnormal_results", x, y)
+    exact = np.exp(x.astype(np.float64))
+    smallest_normal = np.finfo(np.float32).tiny
+    flushed = np.where(exact < smallest_normal, 0, exact)
+    np.testing.assert_allclose(register(out, "f32", 0), flushed, rtol=2e-7)
+    np.testing.assert_allclose(register(out, "f32", 1), exact, rtol=1e-6, atol=3e-45)
+    np.testing.assert_allclose(register(out, "f32", 2), np.log(y.astype(np.float64)), rtol=1e-6)
+    np.testing.assert_array_equal(register(out, "f32", 3), np.sqrt(y))
+
+
 def test_select_and_merging_keep_the_other_source(kernels):
     a, b = (operands("f32", seed)[0] for seed in (31, 32))
     a[:6], b[:6] = 1.0, 2.0
@@ -931,6 +1020,13 @@ def test_stores_touch_their_bytes_only(kernels):
     assert (out[28:] == untouched).all()
 
 
+def test_fp8_quarters_pack_into_consecutive_bytes(kernels):
+    x = np.linspace(-500, 500, 64, dtype=np.float32)
+    out = run(kernels, "store_quarter_e4m3", x, None, 64)
+    assert_same(out[:64], from_floats(np.clip(x, -448, 448), "e4m3"), "e4m3")
+    assert (out[64:] == 0xEE).all()
+
+
 def test_block_store_strides_and_advances(kernels):
     a = np.arange(128, dtype=np.uint16) + 1
     out = run(kernels, "store_blocks", a)
@@ -1001,6 +1097,22 @@ def test_ramps_and_broadcasts(kernels):
     np.testing.assert_array_equal(register(out, "f32", 1), masked(np.full(64, 7, np.float32), 10))
 
 
+def test_scatter_template_writes_rows_as_blocks(kernels):
+    a = np.arange(256, dtype=np.uint16)
+    out = run(kernels, "nd2nz_scatter", a)
+    np.testing.assert_array_equal(out[:512].view(np.uint16), a)
+    assert (out[512:] == 0xEE).all()
+
+
+def test_predicate_loads_and_stores_change_the_density(kernels):
+    bits = np.random.default_rng(29).integers(0, 2, 512).astype(bool)
+    out = run(kernels, "predicate_memory", np.packbits(bits, bitorder="little"))
+    np.testing.assert_array_equal(active_bits(out, 0), np.repeat(bits[:128], 2))
+    np.testing.assert_array_equal(active_bits(out, 1), bits[::2])
+    np.testing.assert_array_equal(active_bits(out, 2)[:128], bits[:256:2])
+    assert (out[80:] == 0xEE).all()
+
+
 # ---- what hardware would not forgive ----
 
 
@@ -1023,6 +1135,35 @@ def test_masked_tail_may_end_at_the_end_of_ub(kernels):
 def test_vector_access_in_scalar_code_is_refused(kernels):
     with pytest.raises(TwinFailure, match="asc_loadalign"):
         kernels.launch("vector_access_in_scalar_code", np.zeros(8, np.float32))
+
+
+def test_every_intrinsic_of_tilelangs_vector_templates_is_declared():
+    folder = templates_dir() / "tl_templates" / "ascend"
+    used: set[str] = set()
+    for name in ("simd_inst.h", "reduce.h", "nd2nz_copy.h"):
+        text = re.sub(
+            r"//[^\n]*|/\*.*?\*/|#include[^\n]*",
+            "",
+            (folder / name).read_text(encoding="utf-8"),
+            flags=re.DOTALL,
+        )
+        used |= set(re.findall(r"\basc_\w+", text))
+    headers = Path(ensure_twin_home()) / "include"
+    declared = "\n".join(path.read_text(encoding="utf-8") for path in headers.rglob("*.h"))
+    generated = {  # names that macros put together
+        f"asc_{op}_scalar" for op in ("eq", "ne", "gt", "ge", "lt", "le")
+    } | {
+        f"asc_{what}_b{bits}"
+        for what in ("create_mask", "update_mask", "intlv", "deintlv")
+        for bits in (8, 16, 32)
+    }
+    assert len(used) > 80
+    missing = {
+        name
+        for name in used - generated - {"asc_intlv_", "asc_deintlv_", "asc_"}
+        if not re.search(rf"\b{name}\b", declared)
+    }
+    assert not missing
 
 
 def test_unmodelled_variant_is_named(kernels):

@@ -1,4 +1,4 @@
-"""Compile Ascend C text with the CPU twin's drivers and launch its kernels on NumPy arrays or torch tensors."""
+"""Compile Ascend C text with the CPU twin's drivers and launch its kernels on arrays or tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def templates_dir() -> Path:
-    """Include folder of the installed TileLang (`tl_templates/ascend/...` below it); imports nothing of it."""
+    """Include folder of the installed TileLang, found without importing it."""
     import importlib.util
 
     spec = importlib.util.find_spec("tilelang")
@@ -44,12 +44,29 @@ class Twin:
         device_object, image = text.with_suffix(".o"), text.with_suffix(".image")
         text.write_text(source, encoding="utf-8")
         self._run(
-            [self._home / "bin" / "bisheng", "--npu-arch=dav-3510", "--cce-aicore-only", "-O2", "-c"]
-            + [f"-I{templates_dir()}", text, "-o", device_object]
+            [
+                self._home / "bin" / "bisheng",
+                "--npu-arch=dav-3510",
+                "--cce-aicore-only",
+                "-O2",
+                "-c",
+                f"-I{templates_dir()}",
+                text,
+                "-o",
+                device_object,
+            ]
         )
         self._run(
-            [self._home / "bin" / "ld.lld", "-m", "aicorelinux", "-Ttext=0", device_object]
-            + ["-static", "-o", image]
+            [
+                self._home / "bin" / "ld.lld",
+                "-m",
+                "aicorelinux",
+                "-Ttext=0",
+                device_object,
+                "-static",
+                "-o",
+                image,
+            ]
         )
         content = image.read_bytes()
         handle = ctypes.c_void_p()
@@ -74,7 +91,7 @@ class TwinKernels:
         self._twin, self._acl, self._handle = twin, acl, handle
 
     def launch(self, entry: str, *arguments: Any, blocks: int = 1) -> None:
-        """Runs the kernel to its end. Arrays and tensors go as addresses, ints as int32, floats as float32."""
+        """Runs the kernel to its end. Arrays and tensors go as addresses, ints as int32, floats as f32."""
         function = ctypes.c_void_p()
         self._twin.check(
             self._acl.aclrtBinaryGetFunction(self._handle, entry.encode(), ctypes.byref(function))

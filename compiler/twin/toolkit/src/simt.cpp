@@ -20,12 +20,13 @@
 
 namespace kaas_twin::simt {
 
-__thread const ThreadView *running_thread = nullptr;
+__thread const ThreadView* running_thread = nullptr;
 
 namespace {
 
 constexpr std::size_t kStackBytes = 64 * 1024;
 constexpr std::size_t kStacksPerChunk = 64;
+constexpr std::size_t kChunkBytes = kStackBytes * (kStacksPerChunk + 1);  // the first one stays inaccessible
 constexpr std::uint64_t kCanary = 0x6b61617374616e79;
 
 enum class State : std::uint8_t { kFresh, kRunning, kAtBarrier, kAtExchange, kExited };
@@ -34,14 +35,14 @@ class Scheduler;
 
 struct Worker {
   Fibre fibre;
-  Scheduler *scheduler = nullptr;
-  unsigned char *stack = nullptr;
+  Scheduler* scheduler = nullptr;
+  unsigned char* stack = nullptr;
 };
 
 struct Thread {
   ThreadView view;
   State state = State::kFresh;
-  Worker *worker = nullptr;  // while blocked
+  Worker* worker = nullptr;  // while blocked
   Finish finish = nullptr;   // of the exchange it waits for
   std::uint32_t active = 0;  // the lanes of its last exchange
 };
@@ -55,25 +56,24 @@ struct Warp {
 class Scheduler {
  public:
   ~Scheduler() {
-    for (void *chunk : chunks_) munmap(chunk, kStackBytes * kStacksPerChunk);
+    for (void* chunk : chunks_) munmap(chunk, kChunkBytes);
   }
 
-  void launch(Coordinates size, Body body, void *arguments);
+  void launch(Coordinates size, Body body, void* arguments);
   void wait_at_barrier();
-  Exchanged wait_for_exchange(Finish finish, const void *value, std::size_t bytes);
+  Exchanged wait_for_exchange(Finish finish, const void* value, std::size_t bytes);
 
  private:
-  static void worker_entry(void *argument);
+  static void worker_entry(void* argument);
 
   void begin(Coordinates size);
   void order_warps();
   void run_warp(std::uint32_t warp);
   bool complete_exchanges(std::uint32_t warp, std::uint32_t first, std::uint32_t last);
-  void resume(Thread &thread);
-  void resume(Worker &worker);
-  Worker &free_worker();
+  void resume(Thread& thread);
+  Worker& free_worker();
   void add_workers();
-  void prepare(Worker &worker);
+  void prepare(Worker& worker);
   void check_stacks() const;
   [[noreturn]] void report_divergence() const;
 
@@ -81,18 +81,18 @@ class Scheduler {
   std::vector<Warp> warps_;
   std::vector<std::uint32_t> warp_order_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<Worker *> free_;
-  std::vector<void *> chunks_;
+  std::vector<Worker*> free_;
+  std::vector<void*> chunks_;
 
   Body body_ = nullptr;
-  void *arguments_ = nullptr;
-  Thread *current_ = nullptr;
+  void* arguments_ = nullptr;
+  Thread* current_ = nullptr;
   std::uint32_t next_fresh_ = 0, fresh_end_ = 0;  // threads of the running warp that have not started
   std::uint64_t launches_ = 0;
   bool interrupted_ = false;  // a launch that failed leaves its workers in the middle of something
 };
 
-Scheduler &scheduler() {
+Scheduler& scheduler() {
   static thread_local Scheduler instance;
   return instance;
 }
@@ -102,12 +102,12 @@ struct RunningThreadReset {
   ~RunningThreadReset() { running_thread = nullptr; }
 };
 
-void Scheduler::worker_entry(void *argument) {
-  Worker &worker = *static_cast<Worker *>(argument);
-  Scheduler &self = *worker.scheduler;
+void Scheduler::worker_entry(void* argument) {
+  Worker& worker = *static_cast<Worker*>(argument);
+  Scheduler& self = *worker.scheduler;
   for (;;) {
     while (self.next_fresh_ < self.fresh_end_) {
-      Thread &thread = self.threads_[self.next_fresh_++];
+      Thread& thread = self.threads_[self.next_fresh_++];
       thread.state = State::kRunning;
       thread.worker = &worker;
       self.current_ = &thread;
@@ -122,47 +122,46 @@ void Scheduler::worker_entry(void *argument) {
   }
 }
 
-void Scheduler::prepare(Worker &worker) {
+void Scheduler::prepare(Worker& worker) {
   std::memcpy(worker.stack, &kCanary, sizeof(kCanary));
   // Stacks that end at the same offset of a page would all compete for the same cache sets.
-  const auto number = static_cast<std::size_t>(&worker.stack[0] - static_cast<unsigned char *>(nullptr)) / kStackBytes;
+  const std::size_t number = reinterpret_cast<std::uintptr_t>(worker.stack) / kStackBytes;
   const std::size_t colour = number % 61 * 64;
   worker.fibre.prepare(worker.stack, kStackBytes - colour, worker_entry, &worker);
 }
 
 void Scheduler::add_workers() {
-  void *chunk = mmap(nullptr, kStackBytes * kStacksPerChunk, PROT_READ | PROT_WRITE,
+  void* chunk = mmap(nullptr, kChunkBytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (chunk == MAP_FAILED) fail("no memory for the stacks of SIMT threads");
   chunks_.push_back(chunk);
-  for (std::size_t i = 0; i < kStacksPerChunk; ++i) {
+  mprotect(chunk, kStackBytes, PROT_NONE);
+  for (std::size_t i = 1; i <= kStacksPerChunk; ++i) {
     auto worker = std::make_unique<Worker>();
     worker->scheduler = this;
-    worker->stack = static_cast<unsigned char *>(chunk) + i * kStackBytes;
+    worker->stack = static_cast<unsigned char*>(chunk) + i * kStackBytes;
     prepare(*worker);
     free_.push_back(worker.get());
     workers_.push_back(std::move(worker));
   }
 }
 
-Worker &Scheduler::free_worker() {
+Worker& Scheduler::free_worker() {
   if (free_.empty()) add_workers();
-  Worker &worker = *free_.back();
+  Worker& worker = *free_.back();
   free_.pop_back();
   return worker;
 }
 
-void Scheduler::resume(Worker &worker) { worker.fibre.resume(); }
-
-void Scheduler::resume(Thread &thread) {
+void Scheduler::resume(Thread& thread) {
   thread.state = State::kRunning;
   current_ = &thread;
   running_thread = &thread.view;
-  resume(*thread.worker);
+  thread.worker->fibre.resume();
 }
 
 void Scheduler::check_stacks() const {
-  for (const auto &worker : workers_) {
+  for (const auto& worker : workers_) {
     if (std::memcmp(worker->stack, &kCanary, sizeof(kCanary)) != 0) {
       fail("a SIMT thread used more than %zu KiB of stack", kStackBytes / 1024);
     }
@@ -176,7 +175,7 @@ void Scheduler::begin(Coordinates size) {
   }
   if (interrupted_) {
     free_.clear();
-    for (auto &worker : workers_) {
+    for (auto& worker : workers_) {
       prepare(*worker);
       free_.push_back(worker.get());
     }
@@ -188,7 +187,7 @@ void Scheduler::begin(Coordinates size) {
   const Coordinates block{block_index(), 0, 0};
   const Coordinates grid{block_count(), 1, 1};
   for (std::uint32_t i = 0; i < count; ++i) {
-    Thread &thread = threads_[i];
+    Thread& thread = threads_[i];
     thread.state = State::kFresh;
     thread.worker = nullptr;
     thread.view = {{i % size.x, i / size.x % size.y, i / (size.x * size.y)}, block, size, grid, i % kWarpLanes};
@@ -198,7 +197,7 @@ void Scheduler::begin(Coordinates size) {
 void Scheduler::order_warps() {
   warp_order_.resize(warps_.size());
   std::iota(warp_order_.begin(), warp_order_.end(), 0u);
-  const Session *session = Session::current();
+  const Session* session = Session::current();
   if (session == nullptr || session->plan().schedule != Schedule::kAdversarial) return;
   // Warps have no order between barriers: an adversarial run takes another one in every launch.
   std::uint64_t state = session->plan().seed * 0x9e3779b97f4a7c15u + launches_;
@@ -208,7 +207,7 @@ void Scheduler::order_warps() {
   }
 }
 
-void Scheduler::launch(Coordinates size, Body body, void *arguments) {
+void Scheduler::launch(Coordinates size, Body body, void* arguments) {
   const RunningThreadReset reset;
   begin(size);
   order_warps();
@@ -217,7 +216,7 @@ void Scheduler::launch(Coordinates size, Body body, void *arguments) {
   for (;;) {
     for (const std::uint32_t warp : warp_order_) run_warp(warp);
     std::size_t waiting = 0;
-    for (const Thread &thread : threads_) waiting += thread.state == State::kAtBarrier ? 1 : 0;
+    for (const Thread& thread : threads_) waiting += thread.state == State::kAtBarrier ? 1 : 0;
     if (waiting == 0) break;
     if (waiting != threads_.size()) report_divergence();
   }
@@ -232,7 +231,7 @@ void Scheduler::run_warp(std::uint32_t warp) {
   if (threads_[first].state == State::kFresh) {
     next_fresh_ = first;
     fresh_end_ = last;
-    while (next_fresh_ < fresh_end_) resume(free_worker());
+    while (next_fresh_ < fresh_end_) free_worker().fibre.resume();
   } else {
     for (std::uint32_t i = first; i < last; ++i) {
       if (threads_[i].state == State::kAtBarrier) resume(threads_[i]);
@@ -249,7 +248,7 @@ bool Scheduler::complete_exchanges(std::uint32_t warp, std::uint32_t first, std:
     if (threads_[i].state == State::kAtExchange) waiting |= 1u << (i - first);
   }
   if (waiting == 0) return false;
-  Slots &slots = warps_[warp].slots[warps_[warp].generation & 1];
+  Slots& slots = warps_[warp].slots[warps_[warp].generation & 1];
   for (std::uint32_t rest = waiting; rest != 0;) {
     const Finish finish = threads_[first + static_cast<std::uint32_t>(__builtin_ctz(rest))].finish;
     std::uint32_t active = 0;
@@ -274,10 +273,10 @@ void Scheduler::wait_at_barrier() {
   Fibre::suspend();
 }
 
-Exchanged Scheduler::wait_for_exchange(Finish finish, const void *value, std::size_t bytes) {
-  Thread &thread = *current_;
-  Warp &warp = warps_[static_cast<std::size_t>(&thread - threads_.data()) / kWarpLanes];
-  Slots &slots = warp.slots[warp.generation & 1];
+Exchanged Scheduler::wait_for_exchange(Finish finish, const void* value, std::size_t bytes) {
+  Thread& thread = *current_;
+  Warp& warp = warps_[static_cast<std::size_t>(&thread - threads_.data()) / kWarpLanes];
+  Slots& slots = warp.slots[warp.generation & 1];
   std::memcpy(slots.value[thread.view.lane], value, bytes);
   thread.finish = finish;
   thread.state = State::kAtExchange;
@@ -288,26 +287,27 @@ Exchanged Scheduler::wait_for_exchange(Finish finish, const void *value, std::si
 void Scheduler::report_divergence() const {
   const auto at = [this](State state) {
     return static_cast<std::size_t>(std::find_if(threads_.begin(), threads_.end(),
-                                                 [state](const Thread &thread) { return thread.state == state; }) -
+                                                 [state](const Thread& thread) { return thread.state == state; }) -
                                     threads_.begin());
   };
   const auto exited = std::count_if(threads_.begin(), threads_.end(),
-                                    [](const Thread &thread) { return thread.state == State::kExited; });
-  fail("asc_syncthreads: barrier divergence: thread %zu waits, but %zd of %zu threads ended without arriving, the "
-       "first of them thread %zu",
-       at(State::kAtBarrier), static_cast<std::ptrdiff_t>(exited), threads_.size(), at(State::kExited));
+                                    [](const Thread& thread) { return thread.state == State::kExited; });
+  fail(
+      "asc_syncthreads: barrier divergence: thread %zu waits, but %zd of %zu threads ended without arriving, the "
+      "first of them thread %zu",
+      at(State::kAtBarrier), static_cast<std::ptrdiff_t>(exited), threads_.size(), at(State::kExited));
 }
 
 }  // namespace
 
-void launch(Coordinates block_size, Body body, void *arguments) { scheduler().launch(block_size, body, arguments); }
+void launch(Coordinates block_size, Body body, void* arguments) { scheduler().launch(block_size, body, arguments); }
 
 void barrier() {
   current("asc_syncthreads");
   scheduler().wait_at_barrier();
 }
 
-Exchanged exchange(Finish finish, const void *value, std::size_t bytes) {
+Exchanged exchange(Finish finish, const void* value, std::size_t bytes) {
   current("a warp function");
   return scheduler().wait_for_exchange(finish, value, bytes);
 }

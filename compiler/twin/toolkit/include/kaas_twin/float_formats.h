@@ -42,12 +42,18 @@ using E5m2Format = FloatFormat<5, 2>;
 /// Whether the bits kept should be incremented, given the bits that rounding drops.
 constexpr bool rounds_up(Rounding rounding, bool negative, bool kept_is_odd, uint64_t dropped, uint64_t half_way) {
   switch (rounding) {
-    case Rounding::NearestEven: return dropped > half_way || (dropped == half_way && kept_is_odd);
-    case Rounding::NearestAway: return dropped >= half_way;
-    case Rounding::Down: return negative && dropped != 0;
-    case Rounding::Up: return !negative && dropped != 0;
-    case Rounding::Odd: return dropped != 0 && !kept_is_odd;
-    case Rounding::TowardZero: return false;
+    case Rounding::NearestEven:
+      return dropped > half_way || (dropped == half_way && kept_is_odd);
+    case Rounding::NearestAway:
+      return dropped >= half_way;
+    case Rounding::Down:
+      return negative && dropped != 0;
+    case Rounding::Up:
+      return !negative && dropped != 0;
+    case Rounding::Odd:
+      return dropped != 0 && !kept_is_odd;
+    case Rounding::TowardZero:
+      return false;
   }
   return false;
 }

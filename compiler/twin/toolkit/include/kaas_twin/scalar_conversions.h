@@ -24,10 +24,14 @@ inline float round_to_integral(float value, Rounding rounding) {
       if (rest > 0.5f || (rest == 0.5f && odd)) return truncated + std::copysign(1.0f, value);
       return truncated;
     }
-    case Rounding::NearestAway: return std::round(value);
-    case Rounding::Down: return std::floor(value);
-    case Rounding::Up: return std::ceil(value);
-    case Rounding::TowardZero: return std::trunc(value);
+    case Rounding::NearestAway:
+      return std::round(value);
+    case Rounding::Down:
+      return std::floor(value);
+    case Rounding::Up:
+      return std::ceil(value);
+    case Rounding::TowardZero:
+      return std::trunc(value);
     case Rounding::Odd: {
       const float truncated = std::trunc(value);
       const bool even = std::fmod(truncated, 2.0f) == 0.0f;
@@ -42,8 +46,8 @@ template <typename To>
 constexpr To float_to_integer(float integral, bool saturate) {
   using Limits = std::numeric_limits<To>;
   if (integral != integral) return 0;
-  const bool infinite = integral == std::numeric_limits<float>::infinity() ||
-                        integral == -std::numeric_limits<float>::infinity();
+  const bool infinite =
+      integral == std::numeric_limits<float>::infinity() || integral == -std::numeric_limits<float>::infinity();
   // Both limits are exact or round away from zero as floats, so `>=`/`<=` decide correctly.
   if (saturate || infinite) {
     if (integral >= static_cast<float>(Limits::max())) return Limits::max();
@@ -111,8 +115,7 @@ enum __asc_fp8_interpretation_t { __ASC_E4M3, __ASC_E5M2 };
 /// Two floats as two fp8 values, x in the low byte. SATFINITE clamps finite and infinite overflow; NaN stays NaN.
 constexpr __asc_fp8x2_storage_t __asc_cvt_float2_to_fp8x2(float2 x, __asc_saturation_t saturation,
                                                           __asc_fp8_interpretation_t interpretation) {
-  const auto overflow =
-      saturation == __ASC_SATFINITE ? kaas_twin::Overflow::Clamp : kaas_twin::Overflow::ToInfinity;
+  const auto overflow = saturation == __ASC_SATFINITE ? kaas_twin::Overflow::Clamp : kaas_twin::Overflow::ToInfinity;
   const auto encode = [&](float value) {
     constexpr auto nearest = kaas_twin::Rounding::NearestEven;
     return interpretation == __ASC_E4M3 ? kaas_twin::encode_float<kaas_twin::E4m3Format>(value, nearest, overflow)

@@ -71,16 +71,16 @@ struct Float4Pair {
 }  // namespace kaas_twin
 
 // Templated on both operands so that `half + float` stays float arithmetic instead of becoming ambiguous.
-#define KAAS_TWIN_FLOAT16_OPERATOR(op)                                                \
-  template <typename A, typename B>                                                   \
-    requires(kaas_twin::SixteenBitFloat<A> && std::same_as<A, B>)                     \
-  constexpr A operator op(A a, B b) {                                                 \
-    return A(static_cast<float>(a) op static_cast<float>(b));                         \
-  }                                                                                   \
-  template <typename A, typename B>                                                   \
-    requires kaas_twin::SixteenBitFloat<A> && std::convertible_to<B, float>           \
-  constexpr A &operator op##=(A &a, B b) {                                            \
-    return a = A(static_cast<float>(a) op static_cast<float>(b));                     \
+#define KAAS_TWIN_FLOAT16_OPERATOR(op)                                      \
+  template <typename A, typename B>                                         \
+    requires(kaas_twin::SixteenBitFloat<A> && std::same_as<A, B>)           \
+  constexpr A operator op(A a, B b) {                                       \
+    return A(static_cast<float>(a) op static_cast<float>(b));               \
+  }                                                                         \
+  template <typename A, typename B>                                         \
+    requires kaas_twin::SixteenBitFloat<A> && std::convertible_to<B, float> \
+  constexpr A& operator op## = (A & a, B b) {                               \
+    return a = A(static_cast<float>(a) op static_cast<float>(b));           \
   }
 KAAS_TWIN_FLOAT16_OPERATOR(+)
 KAAS_TWIN_FLOAT16_OPERATOR(-)

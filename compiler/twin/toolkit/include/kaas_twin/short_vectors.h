@@ -6,36 +6,28 @@
 #include "kaas_twin/scalar_types.h"
 
 // Generated code reads local arrays of small elements through these types, so they ask for at most 8-byte alignment.
-#define KAAS_TWIN_SHORT_VECTORS(name, element)                                                                   \
-  struct alignas(sizeof(element)) name##1 {                                                                      \
-    element x;                                                                                                   \
-  };                                                                                                             \
-  struct alignas(2 * sizeof(element) < 8 ? 2 * sizeof(element) : 8) name##2 {                                    \
-    element x, y;                                                                                                \
-  };                                                                                                             \
-  struct name##3 {                                                                                               \
-    element x, y, z;                                                                                             \
-  };                                                                                                             \
-  struct alignas(4 * sizeof(element) < 8 ? 4 * sizeof(element) : 8) name##4 {                                    \
-    element x, y, z, w;                                                                                          \
-  };                                                                                                             \
-  constexpr name##1 make_##name##1(element x) { return {x}; }                                                    \
-  constexpr name##2 make_##name##2(element x, element y) { return {x, y}; }                                      \
-  constexpr name##3 make_##name##3(element x, element y, element z) { return {x, y, z}; }                        \
-  constexpr name##4 make_##name##4(element x, element y, element z, element w) { return {x, y, z, w}; }          \
-  KAAS_TWIN_SHORT_VECTOR_OPERATOR(name, element, +)                                                              \
-  KAAS_TWIN_SHORT_VECTOR_OPERATOR(name, element, -)                                                              \
-  KAAS_TWIN_SHORT_VECTOR_OPERATOR(name, element, *)                                                              \
+#define KAAS_TWIN_SHORT_VECTORS(name, element)                                                          \
+  struct alignas(sizeof(element)) name##1 { element x; };                                               \
+  struct alignas(2 * sizeof(element) < 8 ? 2 * sizeof(element) : 8) name##2 { element x, y; };          \
+  struct name##3 { element x, y, z; };                                                                  \
+  struct alignas(4 * sizeof(element) < 8 ? 4 * sizeof(element) : 8) name##4 { element x, y, z, w; };    \
+  constexpr name##1 make_##name##1(element x) { return {x}; }                                           \
+  constexpr name##2 make_##name##2(element x, element y) { return {x, y}; }                             \
+  constexpr name##3 make_##name##3(element x, element y, element z) { return {x, y, z}; }               \
+  constexpr name##4 make_##name##4(element x, element y, element z, element w) { return {x, y, z, w}; } \
+  KAAS_TWIN_SHORT_VECTOR_OPERATOR(name, element, +)                                                     \
+  KAAS_TWIN_SHORT_VECTOR_OPERATOR(name, element, -)                                                     \
+  KAAS_TWIN_SHORT_VECTOR_OPERATOR(name, element, *)                                                     \
   KAAS_TWIN_SHORT_VECTOR_OPERATOR(name, element, /)
 
 // Element by element.
-#define KAAS_TWIN_SHORT_VECTOR_OPERATOR(name, element, op)                                                       \
-  constexpr name##2 operator op(name##2 a, name##2 b) {                                                          \
-    return {static_cast<element>(a.x op b.x), static_cast<element>(a.y op b.y)};                                 \
-  }                                                                                                              \
-  constexpr name##4 operator op(name##4 a, name##4 b) {                                                          \
+#define KAAS_TWIN_SHORT_VECTOR_OPERATOR(name, element, op)                                                        \
+  constexpr name##2 operator op(name##2 a, name##2 b) {                                                           \
+    return {static_cast<element>(a.x op b.x), static_cast<element>(a.y op b.y)};                                  \
+  }                                                                                                               \
+  constexpr name##4 operator op(name##4 a, name##4 b) {                                                           \
     return {static_cast<element>(a.x op b.x), static_cast<element>(a.y op b.y), static_cast<element>(a.z op b.z), \
-            static_cast<element>(a.w op b.w)};                                                                   \
+            static_cast<element>(a.w op b.w)};                                                                    \
   }
 
 KAAS_TWIN_SHORT_VECTORS(char, int8_t)
@@ -44,7 +36,7 @@ KAAS_TWIN_SHORT_VECTORS(short, int16_t)
 KAAS_TWIN_SHORT_VECTORS(ushort, uint16_t)
 KAAS_TWIN_SHORT_VECTORS(int, int32_t)
 KAAS_TWIN_SHORT_VECTORS(uint, uint32_t)
-KAAS_TWIN_SHORT_VECTORS(long, int32_t)    // the SIMT dialect's `long` vectors hold 32-bit elements
+KAAS_TWIN_SHORT_VECTORS(long, int32_t)  // the SIMT dialect's `long` vectors hold 32-bit elements
 KAAS_TWIN_SHORT_VECTORS(ulong, uint32_t)
 KAAS_TWIN_SHORT_VECTORS(longlong, int64_t)
 KAAS_TWIN_SHORT_VECTORS(ulonglong, uint64_t)

@@ -11,13 +11,13 @@
 namespace kaas_twin::simt {
 
 template <typename T>
-using AtomicBits = std::conditional_t<sizeof(T) == 2, std::uint16_t,
-                                      std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+using AtomicBits =
+    std::conditional_t<sizeof(T) == 2, std::uint16_t, std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
 
 template <typename T, typename Change>
-T atomic_update(T *address, Change change) {
+T atomic_update(T* address, Change change) {
   using Bits = AtomicBits<T>;
-  std::atomic_ref<Bits> cell(*reinterpret_cast<Bits *>(address));
+  std::atomic_ref<Bits> cell(*reinterpret_cast<Bits*>(address));
   Bits old = cell.load(std::memory_order_relaxed);
   while (!cell.compare_exchange_weak(old, std::bit_cast<Bits>(static_cast<T>(change(std::bit_cast<T>(old)))))) {
   }
@@ -27,17 +27,17 @@ T atomic_update(T *address, Change change) {
 }  // namespace kaas_twin::simt
 
 // The value's type is not deduced, so that a literal of another type converts to the cell's.
-#define KAAS_TWIN_ATOMIC(name, expression)                                                     \
-  template <typename T>                                                                        \
-  inline T name(T *address, std::type_identity_t<T> value) {                                   \
-    return kaas_twin::simt::atomic_update(address, [value](T old) { return expression; });     \
+#define KAAS_TWIN_ATOMIC(name, expression)                                                 \
+  template <typename T>                                                                    \
+  inline T name(T* address, std::type_identity_t<T> value) {                               \
+    return kaas_twin::simt::atomic_update(address, [value](T old) { return expression; }); \
   }
 KAAS_TWIN_ATOMIC(asc_atomic_add, static_cast<T>(old + value))
 KAAS_TWIN_ATOMIC(asc_atomic_sub, static_cast<T>(old - value))
 KAAS_TWIN_ATOMIC(asc_atomic_exch, ((void)old, value))
 KAAS_TWIN_ATOMIC(asc_atomic_max, (old > value ? old : value))
 KAAS_TWIN_ATOMIC(asc_atomic_min, (old < value ? old : value))
-KAAS_TWIN_ATOMIC(asc_atomic_and, static_cast<T>(old & value))
+KAAS_TWIN_ATOMIC(asc_atomic_and, static_cast<T>(old& value))
 KAAS_TWIN_ATOMIC(asc_atomic_or, static_cast<T>(old | value))
 KAAS_TWIN_ATOMIC(asc_atomic_xor, static_cast<T>(old ^ value))
 KAAS_TWIN_ATOMIC(asc_atomic_inc, (old >= value ? T{} : static_cast<T>(old + 1)))
@@ -45,6 +45,6 @@ KAAS_TWIN_ATOMIC(asc_atomic_dec, (old == T{} || old > value ? value : static_cas
 #undef KAAS_TWIN_ATOMIC
 
 template <typename T>
-inline T asc_atomic_cas(T *address, std::type_identity_t<T> compare, std::type_identity_t<T> value) {
+inline T asc_atomic_cas(T* address, std::type_identity_t<T> compare, std::type_identity_t<T> value) {
   return kaas_twin::simt::atomic_update(address, [=](T old) { return old == compare ? value : old; });
 }

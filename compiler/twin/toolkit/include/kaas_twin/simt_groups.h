@@ -10,9 +10,7 @@ class thread_block {
   void sync() const { asc_syncthreads(); }
   unsigned int size() const { return blockDim.x * blockDim.y * blockDim.z; }
   unsigned int num_threads() const { return size(); }
-  unsigned int thread_rank() const {
-    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-  }
+  unsigned int thread_rank() const { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 };
 inline thread_block this_thread_block() { return {}; }
 

@@ -24,17 +24,18 @@ struct ThreadView {
 };
 
 /// The thread now running on this host thread, or nullptr outside SIMT functions.
-extern __thread const ThreadView *running_thread;
+extern __thread const ThreadView* running_thread;
 
-inline const ThreadView &current(const char *name) {
-  if (running_thread == nullptr) [[unlikely]] fail("%s is used outside a SIMT function", name);
+inline const ThreadView& current(const char* name) {
+  if (running_thread == nullptr) [[unlikely]]
+    fail("%s is used outside a SIMT function", name);
   return *running_thread;
 }
 
-using Body = void (*)(void *arguments);
+using Body = void (*)(void* arguments);
 
 /// Runs body(arguments) for every thread of the block. Fails on barrier divergence and on an illegal thread count.
-void launch(Coordinates block_size, Body body, void *arguments);
+void launch(Coordinates block_size, Body body, void* arguments);
 
 /// Waits until all threads of the block are here.
 void barrier();
@@ -62,8 +63,8 @@ template <auto Function, typename... Arguments>
 inline void asc_vf_call(cce::dim3 size, Arguments... arguments) {
   kaas_twin::submit(PIPE_V, "asc_vf_call", [=] {
     auto call = [&] { Function(arguments...); };
-    kaas_twin::simt::launch({size.x, size.y, size.z}, [](void *closure) { (*static_cast<decltype(call) *>(closure))(); },
-                            &call);
+    kaas_twin::simt::launch(
+        {size.x, size.y, size.z}, [](void* closure) { (*static_cast<decltype(call)*>(closure))(); }, &call);
   });
 }
 

@@ -2,10 +2,10 @@
 // header adds the others. Accuracy is the host library's and not the device's.
 #pragma once
 
+#include <features.h>
 #include <math.h>
 
 #include <cmath>
-#include <features.h>
 
 #include "kaas_twin/scalar_types.h"
 
@@ -21,11 +21,11 @@ inline float __logf(float x) { return std::log(x); }
 inline float fdividef(float x, float y) { return x / y; }
 
 // 16-bit functions: the float function, rounded once. `x` is the operand as a float.
-#define KAAS_TWIN_HALF_FUNCTION(name, expression)                                     \
-  template <kaas_twin::SixteenBitFloat T>                                             \
-  inline T name(T operand) {                                                          \
-    const float x = static_cast<float>(operand);                                      \
-    return static_cast<T>(expression);                                                \
+#define KAAS_TWIN_HALF_FUNCTION(name, expression) \
+  template <kaas_twin::SixteenBitFloat T>         \
+  inline T name(T operand) {                      \
+    const float x = static_cast<float>(operand);  \
+    return static_cast<T>(expression);            \
   }
 KAAS_TWIN_HALF_FUNCTION(hsqrt, std::sqrt(x))
 KAAS_TWIN_HALF_FUNCTION(hrsqrt, rsqrtf(x))
@@ -53,15 +53,15 @@ KAAS_TWIN_HALF_FUNCTION(__habs, std::fabs(x))
 KAAS_TWIN_HALF_FUNCTION(__hneg, -x)
 #undef KAAS_TWIN_HALF_FUNCTION
 
-#define KAAS_TWIN_HALF_BINARY(name, result_type, expression)                          \
-  template <kaas_twin::SixteenBitFloat T>                                             \
-  inline result_type name(T left, T right) {                                          \
-    const float x = static_cast<float>(left), y = static_cast<float>(right);          \
-    return static_cast<result_type>(expression);                                      \
+#define KAAS_TWIN_HALF_BINARY(name, result_type, expression)                 \
+  template <kaas_twin::SixteenBitFloat T>                                    \
+  inline result_type name(T left, T right) {                                 \
+    const float x = static_cast<float>(left), y = static_cast<float>(right); \
+    return static_cast<result_type>(expression);                             \
   }
 KAAS_TWIN_HALF_BINARY(__hadd, T, x + y)
 KAAS_TWIN_HALF_BINARY(__hsub, T, x - y)
-KAAS_TWIN_HALF_BINARY(__hmul, T, x *y)
+KAAS_TWIN_HALF_BINARY(__hmul, T, x* y)
 KAAS_TWIN_HALF_BINARY(__hdiv, T, x / y)
 KAAS_TWIN_HALF_BINARY(__hmax, T, std::fmax(x, y))
 KAAS_TWIN_HALF_BINARY(__hmin, T, std::fmin(x, y))

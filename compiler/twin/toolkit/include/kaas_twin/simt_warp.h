@@ -32,19 +32,19 @@ struct Slots {
 };
 
 /// Runs once when the active lanes of a call are known; may replace their values by results.
-using Finish = void (*)(Slots &slots, std::uint32_t active);
+using Finish = void (*)(Slots& slots, std::uint32_t active);
 
 struct Exchanged {
-  const Slots *slots;
+  const Slots* slots;
   std::uint32_t active;
 };
 
 /// Leaves `bytes` of `value` for the warp and waits for the other lanes. Calls with the same `finish` meet.
-Exchanged exchange(Finish finish, const void *value, std::size_t bytes);
+Exchanged exchange(Finish finish, const void* value, std::size_t bytes);
 
 /// A function per kind of call and type: its address tells calls apart.
 template <int Kind, typename T>
-void finish_nothing(Slots &, std::uint32_t) {}
+void finish_nothing(Slots&, std::uint32_t) {}
 
 enum ShuffleKind { kShuffle, kShuffleUp, kShuffleDown, kShuffleXor, kBallot, kSync };
 
@@ -53,22 +53,25 @@ T from_lane(T value, std::uint32_t source) {
   const Exchanged all = exchange(&finish_nothing<Kind, T>, &value, sizeof(T));
   if (source < kWarpLanes && ((all.active >> source) & 1u) != 0) return all.slots->get<T>(source);
   T undefined;
-  std::memset(static_cast<void *>(&undefined), 0xff, sizeof(T));
+  std::memset(static_cast<void*>(&undefined), 0xff, sizeof(T));
   return undefined;
 }
 
 inline std::uint32_t lane() { return current("laneid").lane; }
 
 inline std::uint32_t group_width(int width) {
-  if (width <= 0 || width > 32 || (width & (width - 1)) != 0) fail("warp shuffle: width %d is not 1, 2, 4, .. 32", width);
+  if (width <= 0 || width > 32 || (width & (width - 1)) != 0)
+    fail("warp shuffle: width %d is not 1, 2, 4, .. 32", width);
   return static_cast<std::uint32_t>(width);
 }
 
 struct AddOperation {
   template <typename T>
   T operator()(T a, T b) const {
-    if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
-    else return static_cast<T>(a + b);
+    if constexpr (std::is_integral_v<T>)
+      return static_cast<T>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
+    else
+      return static_cast<T>(a + b);
   }
 };
 struct MaxOperation {
@@ -86,7 +89,7 @@ struct MinOperation {
 
 /// A tree of adjacent lanes; inactive lanes are left out.
 template <typename Operation, typename T>
-void finish_reduction(Slots &slots, std::uint32_t active) {
+void finish_reduction(Slots& slots, std::uint32_t active) {
   T partial[kWarpLanes];
   bool present[kWarpLanes];
   for (std::uint32_t i = 0; i < kWarpLanes; ++i) {
@@ -128,32 +131,32 @@ inline std::uint32_t converge() {
 
 }  // namespace kaas_twin::simt
 
-#define KAAS_TWIN_SHUFFLES(type)                                                                              \
-  inline type asc_shfl(type value, std::int32_t source, std::int32_t width = warpSize) {                      \
-    using namespace kaas_twin::simt;                                                                          \
-    const std::uint32_t size = group_width(width);                                                            \
-    const std::uint32_t base = lane() & ~(size - 1);                                                          \
-    return from_lane<kShuffle>(value, base + static_cast<std::uint32_t>(source) % size);                      \
-  }                                                                                                           \
-  inline type asc_shfl_up(type value, std::uint32_t delta, std::int32_t width = warpSize) {                   \
-    using namespace kaas_twin::simt;                                                                          \
-    const std::uint32_t base = lane() & ~(group_width(width) - 1);                                            \
-    const bool inside = delta <= lane() - base;                                                               \
-    return from_lane<kShuffleUp>(value, inside ? lane() - delta : lane());                                    \
-  }                                                                                                           \
-  inline type asc_shfl_down(type value, std::uint32_t delta, std::int32_t width = warpSize) {                 \
-    using namespace kaas_twin::simt;                                                                          \
-    const std::uint32_t size = group_width(width);                                                            \
-    const std::uint32_t base = lane() & ~(size - 1);                                                          \
-    const bool inside = delta < size - (lane() - base);                                                       \
-    return from_lane<kShuffleDown>(value, inside ? lane() + delta : lane());                                  \
-  }                                                                                                           \
-  inline type asc_shfl_xor(type value, std::int32_t lane_mask, std::int32_t width = warpSize) {               \
-    using namespace kaas_twin::simt;                                                                          \
-    const std::uint32_t size = group_width(width);                                                            \
-    const std::uint32_t base = lane() & ~(size - 1);                                                          \
-    const std::uint32_t target = lane() ^ static_cast<std::uint32_t>(lane_mask);                              \
-    return from_lane<kShuffleXor>(value, target < base + size ? target : lane());                             \
+#define KAAS_TWIN_SHUFFLES(type)                                                                \
+  inline type asc_shfl(type value, std::int32_t source, std::int32_t width = warpSize) {        \
+    using namespace kaas_twin::simt;                                                            \
+    const std::uint32_t size = group_width(width);                                              \
+    const std::uint32_t base = lane() & ~(size - 1);                                            \
+    return from_lane<kShuffle>(value, base + static_cast<std::uint32_t>(source) % size);        \
+  }                                                                                             \
+  inline type asc_shfl_up(type value, std::uint32_t delta, std::int32_t width = warpSize) {     \
+    using namespace kaas_twin::simt;                                                            \
+    const std::uint32_t base = lane() & ~(group_width(width) - 1);                              \
+    const bool inside = delta <= lane() - base;                                                 \
+    return from_lane<kShuffleUp>(value, inside ? lane() - delta : lane());                      \
+  }                                                                                             \
+  inline type asc_shfl_down(type value, std::uint32_t delta, std::int32_t width = warpSize) {   \
+    using namespace kaas_twin::simt;                                                            \
+    const std::uint32_t size = group_width(width);                                              \
+    const std::uint32_t base = lane() & ~(size - 1);                                            \
+    const bool inside = delta < size - (lane() - base);                                         \
+    return from_lane<kShuffleDown>(value, inside ? lane() + delta : lane());                    \
+  }                                                                                             \
+  inline type asc_shfl_xor(type value, std::int32_t lane_mask, std::int32_t width = warpSize) { \
+    using namespace kaas_twin::simt;                                                            \
+    const std::uint32_t size = group_width(width);                                              \
+    const std::uint32_t base = lane() & ~(size - 1);                                            \
+    const std::uint32_t target = lane() ^ static_cast<std::uint32_t>(lane_mask);                \
+    return from_lane<kShuffleXor>(value, target < base + size ? target : lane());               \
   }
 KAAS_TWIN_SHUFFLES(std::int32_t)
 KAAS_TWIN_SHUFFLES(std::uint32_t)
@@ -166,9 +169,9 @@ KAAS_TWIN_SHUFFLES(bfloat16_t)
 KAAS_TWIN_SHUFFLES(bfloat16x2_t)
 #undef KAAS_TWIN_SHUFFLES
 
-#define KAAS_TWIN_WARP_REDUCTIONS(type)                                                                              \
-  inline type asc_reduce_add(type value) { return kaas_twin::simt::reduce<kaas_twin::simt::AddOperation>(value); }   \
-  inline type asc_reduce_max(type value) { return kaas_twin::simt::reduce<kaas_twin::simt::MaxOperation>(value); }   \
+#define KAAS_TWIN_WARP_REDUCTIONS(type)                                                                            \
+  inline type asc_reduce_add(type value) { return kaas_twin::simt::reduce<kaas_twin::simt::AddOperation>(value); } \
+  inline type asc_reduce_max(type value) { return kaas_twin::simt::reduce<kaas_twin::simt::MaxOperation>(value); } \
   inline type asc_reduce_min(type value) { return kaas_twin::simt::reduce<kaas_twin::simt::MinOperation>(value); }
 KAAS_TWIN_WARP_REDUCTIONS(std::int32_t)
 KAAS_TWIN_WARP_REDUCTIONS(std::uint32_t)

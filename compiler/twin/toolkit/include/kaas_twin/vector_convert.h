@@ -19,15 +19,25 @@ inline constexpr bool is_float4_pair = std::same_as<T, float4_e2m1x2_t> || std::
 template <typename T>
 struct FormatOf;
 template <>
-struct FormatOf<float> { using type = Float32Format; };
+struct FormatOf<float> {
+  using type = Float32Format;
+};
 template <>
-struct FormatOf<half> { using type = HalfFormat; };
+struct FormatOf<half> {
+  using type = HalfFormat;
+};
 template <>
-struct FormatOf<bfloat16_t> { using type = Bfloat16Format; };
+struct FormatOf<bfloat16_t> {
+  using type = Bfloat16Format;
+};
 template <>
-struct FormatOf<float8_e4m3_t> { using type = E4m3Format; };
+struct FormatOf<float8_e4m3_t> {
+  using type = E4m3Format;
+};
 template <>
-struct FormatOf<float8_e5m2_t> { using type = E5m2Format; };
+struct FormatOf<float8_e5m2_t> {
+  using type = E5m2Format;
+};
 
 template <typename D>
 D from_encoding(uint32_t bits) {
@@ -39,8 +49,10 @@ template <typename D, typename S>
 D element(S value, Rounding rounding, bool saturate) {
   const Overflow overflow = saturate ? Overflow::Saturate : Overflow::ToInfinity;
   if constexpr (is_floating<S> && is_floating<D>) {
-    if constexpr (std::same_as<D, float>) return static_cast<float>(value);
-    else return from_encoding<D>(encode_float<typename FormatOf<D>::type>(static_cast<float>(value), rounding, overflow));
+    if constexpr (std::same_as<D, float>)
+      return static_cast<float>(value);
+    else
+      return from_encoding<D>(encode_float<typename FormatOf<D>::type>(static_cast<float>(value), rounding, overflow));
   } else if constexpr (is_floating<S>) {
     return float_to_integer<D>(round_to_integral(static_cast<float>(value), rounding), saturate);
   } else if constexpr (is_floating<D>) {
@@ -77,7 +89,7 @@ uint8_t encode_nibble(float value, Rounding rounding) {
 }  // namespace kaas_twin::convert
 
 template <typename D, typename S, typename... Controls>
-inline void vcvt(kaas_twin::Register<D> &dst, const kaas_twin::Register<S> &src, const vector_bool &mask,
+inline void vcvt(kaas_twin::Register<D>& dst, const kaas_twin::Register<S>& src, const vector_bool& mask,
                  Controls... controls) {
   using namespace kaas_twin;
   constexpr int round_code = tag_value<kRound>(static_cast<int>(Rounding::NearestEven), Controls{}...);

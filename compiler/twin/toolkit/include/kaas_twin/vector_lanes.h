@@ -13,7 +13,7 @@ namespace kaas_twin::lanes {
 
 /// dst[i] = operation(a[i]) for active lanes, 0 for the others.
 template <typename D, typename S, typename Operation>
-inline void map(Register<D> &dst, const Register<S> &a, const Predicate &mask, Operation operation) {
+inline void map(Register<D>& dst, const Register<S>& a, const Predicate& mask, Operation operation) {
   static_assert(sizeof(D) == sizeof(S));
   Register<D> result;
   if (all_active<D>(mask)) {
@@ -26,7 +26,7 @@ inline void map(Register<D> &dst, const Register<S> &a, const Predicate &mask, O
 
 /// dst[i] = operation(a[i], b[i]) for active lanes, 0 for the others.
 template <typename D, typename A, typename B, typename Operation>
-inline void zip(Register<D> &dst, const Register<A> &a, const Register<B> &b, const Predicate &mask,
+inline void zip(Register<D>& dst, const Register<A>& a, const Register<B>& b, const Predicate& mask,
                 Operation operation) {
   static_assert(sizeof(D) == sizeof(A) && sizeof(D) == sizeof(B));
   Register<D> result;
@@ -42,7 +42,7 @@ inline void zip(Register<D> &dst, const Register<A> &a, const Register<B> &b, co
 
 /// A predicate of the active lanes where relation(i) holds.
 template <typename T, typename Relation>
-inline Predicate where(const Predicate &mask, Relation relation) {
+inline Predicate where(const Predicate& mask, Relation relation) {
   Predicate result = Predicate::none();
   for (int i = 0; i < Register<T>::lanes; ++i) {
     if (mask.active<T>(i) && relation(i)) result.set(i * static_cast<int>(sizeof(T)));
@@ -88,16 +88,16 @@ inline float flush_subnormal(float value) {
   return std::fabs(value) < std::numeric_limits<float>::min() ? std::copysign(0.0f, value) : value;
 }
 
-#define KAAS_TWIN_LANE_OPERATION(name, op)                                                  \
-  struct name {                                                                             \
-    template <typename T>                                                                   \
-    T operator()(T a, T b) const {                                                          \
-      if constexpr (is_real<T>) {                                                           \
-        return static_cast<T>(static_cast<float>(a) op static_cast<float>(b));              \
-      } else {                                                                              \
-        return wrapping(a, b, [](auto x, auto y) { return x op y; });                       \
-      }                                                                                     \
-    }                                                                                       \
+#define KAAS_TWIN_LANE_OPERATION(name, op)                                     \
+  struct name {                                                                \
+    template <typename T>                                                      \
+    T operator()(T a, T b) const {                                             \
+      if constexpr (is_real<T>) {                                              \
+        return static_cast<T>(static_cast<float>(a) op static_cast<float>(b)); \
+      } else {                                                                 \
+        return wrapping(a, b, [](auto x, auto y) { return x op y; });          \
+      }                                                                        \
+    }                                                                          \
   };
 KAAS_TWIN_LANE_OPERATION(Add, +)
 KAAS_TWIN_LANE_OPERATION(Subtract, -)
@@ -215,14 +215,14 @@ using Bits = std::conditional_t<
     sizeof(T) == 1, uint8_t,
     std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
 
-#define KAAS_TWIN_BIT_OPERATION(name, op)                                                      \
-  struct name {                                                                                \
-    template <typename T>                                                                      \
-    T operator()(T a, T b) const {                                                             \
-      const auto bits = std::bit_cast<Bits<T>>(a) op std::bit_cast<Bits<T>>(b);                \
-      return std::bit_cast<T>(static_cast<Bits<T>>(bits));                                     \
-    }                                                                                          \
-    uint64_t word(uint64_t a, uint64_t b) const { return a op b; }                             \
+#define KAAS_TWIN_BIT_OPERATION(name, op)                                       \
+  struct name {                                                                 \
+    template <typename T>                                                       \
+    T operator()(T a, T b) const {                                              \
+      const auto bits = std::bit_cast<Bits<T>>(a) op std::bit_cast<Bits<T>>(b); \
+      return std::bit_cast<T>(static_cast<Bits<T>>(bits));                      \
+    }                                                                           \
+    uint64_t word(uint64_t a, uint64_t b) const { return a op b; }              \
   };
 KAAS_TWIN_BIT_OPERATION(And, &)
 KAAS_TWIN_BIT_OPERATION(Or, |)

@@ -9,23 +9,23 @@
 namespace kaas_twin {
 
 template <typename T>
-inline const T *ub_source(const T *address, int64_t offset, int64_t elements, const char *intrinsic,
+inline const T* ub_source(const T* address, int64_t offset, int64_t elements, const char* intrinsic,
                           std::size_t alignment) {
   assert_on_pipe_v(intrinsic);
-  return reinterpret_cast<const T *>(
+  return reinterpret_cast<const T*>(
       ub_range(address + offset, static_cast<std::size_t>(elements) * sizeof(T), intrinsic, alignment));
 }
 
 template <typename T>
-inline T *ub_target(T *address, int64_t offset, int64_t elements, const char *intrinsic, std::size_t alignment) {
+inline T* ub_target(T* address, int64_t offset, int64_t elements, const char* intrinsic, std::size_t alignment) {
   assert_on_pipe_v(intrinsic);
-  return reinterpret_cast<T *>(
+  return reinterpret_cast<T*>(
       ub_range(address + offset, static_cast<std::size_t>(elements) * sizeof(T), intrinsic, alignment));
 }
 
 /// One past the last active element, so that a masked tail may end at the end of UB.
 template <typename T>
-inline int active_extent(const Predicate &mask) {
+inline int active_extent(const Predicate& mask) {
   int extent = Register<T>::lanes;
   while (extent > 0 && !mask.active<T>(extent - 1)) --extent;
   return extent;
@@ -34,75 +34,75 @@ inline int active_extent(const Predicate &mask) {
 namespace load {
 
 template <typename T>
-void norm(Register<T> &dst, const T *src, int64_t offset, const char *intrinsic) {
+void norm(Register<T>& dst, const T* src, int64_t offset, const char* intrinsic) {
   std::memcpy(&dst, ub_source(src, offset, Register<T>::lanes, intrinsic, kBlockBytes), sizeof(dst));
 }
 
 template <typename T>
-void brc_elem(Register<T> &dst, const T *src, int64_t offset, const char *intrinsic) {
+void brc_elem(Register<T>& dst, const T* src, int64_t offset, const char* intrinsic) {
   const T value = *ub_source(src, offset, 1, intrinsic, sizeof(T));
-  for (T &lane : dst.lane) lane = value;
+  for (T& lane : dst.lane) lane = value;
 }
 
 /// Each of lanes/2 elements twice.
 template <typename T>
-void upsample(Register<T> &dst, const T *src, int64_t offset, const char *intrinsic) {
-  const T *from = ub_source(src, offset, Register<T>::lanes / 2, intrinsic, kBlockBytes);
+void upsample(Register<T>& dst, const T* src, int64_t offset, const char* intrinsic) {
+  const T* from = ub_source(src, offset, Register<T>::lanes / 2, intrinsic, kBlockBytes);
   for (int i = 0; i < Register<T>::lanes; ++i) dst.lane[i] = from[i / 2];
 }
 
 /// Every second of 2*lanes elements.
 template <typename T>
-void downsample(Register<T> &dst, const T *src, int64_t offset, const char *intrinsic) {
-  const T *from = ub_source(src, offset, Register<T>::lanes * 2, intrinsic, kBlockBytes);
+void downsample(Register<T>& dst, const T* src, int64_t offset, const char* intrinsic) {
+  const T* from = ub_source(src, offset, Register<T>::lanes * 2, intrinsic, kBlockBytes);
   for (int i = 0; i < Register<T>::lanes; ++i) dst.lane[i] = from[2 * i];
 }
 
 /// Elements spread over slots `Factor` times as wide, upper bits zero.
 template <int Factor, typename T>
-void spread(Register<T> &dst, const T *src, int64_t offset, const char *intrinsic) {
-  const T *from = ub_source(src, offset, Register<T>::lanes / Factor, intrinsic, kBlockBytes);
+void spread(Register<T>& dst, const T* src, int64_t offset, const char* intrinsic) {
+  const T* from = ub_source(src, offset, Register<T>::lanes / Factor, intrinsic, kBlockBytes);
   Register<T> result;
   std::memset(&result, 0, sizeof(result));
   for (int i = 0; i < Register<T>::lanes / Factor; ++i) result.lane[i * Factor] = from[i];
   dst = result;
 }
 template <typename T>
-void unpack(Register<T> &dst, const T *src, int64_t offset, const char *intrinsic) {
+void unpack(Register<T>& dst, const T* src, int64_t offset, const char* intrinsic) {
   spread<2>(dst, src, offset, intrinsic);
 }
 template <typename T>
-void unpack4(Register<T> &dst, const T *src, int64_t offset, const char *intrinsic) {
+void unpack4(Register<T>& dst, const T* src, int64_t offset, const char* intrinsic) {
   spread<4>(dst, src, offset, intrinsic);
 }
 
 /// One 32-byte block in all eight blocks.
 template <typename T>
-void brc_datablock(Register<T> &dst, const T *src, int64_t offset, const char *intrinsic) {
+void brc_datablock(Register<T>& dst, const T* src, int64_t offset, const char* intrinsic) {
   constexpr int per_block = static_cast<int>(kBlockBytes / sizeof(T));
-  const T *from = ub_source(src, offset, per_block, intrinsic, kBlockBytes);
+  const T* from = ub_source(src, offset, per_block, intrinsic, kBlockBytes);
   for (int i = 0; i < Register<T>::lanes; ++i) dst.lane[i] = from[i % per_block];
 }
 
 /// Eight elements, each filling one 32-byte block.
 template <typename T>
-void brc_elem2datablock(Register<T> &dst, const T *src, int64_t offset, const char *intrinsic) {
+void brc_elem2datablock(Register<T>& dst, const T* src, int64_t offset, const char* intrinsic) {
   constexpr int per_block = static_cast<int>(kBlockBytes / sizeof(T));
-  const T *from = ub_source(src, offset, 8, intrinsic, 8 * sizeof(T));
+  const T* from = ub_source(src, offset, 8, intrinsic, 8 * sizeof(T));
   for (int i = 0; i < Register<T>::lanes; ++i) dst.lane[i] = from[i / per_block];
 }
 
 // Predicates: 32 bytes; 16 bytes with every bit twice; 64 bytes with every second bit.
-inline void norm(Predicate &dst, const uint32_t *src, int64_t offset, const char *intrinsic) {
-  const auto *bytes = reinterpret_cast<const uint8_t *>(src);
+inline void norm(Predicate& dst, const uint32_t* src, int64_t offset, const char* intrinsic) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(src);
   std::memcpy(&dst, ub_source(bytes, offset, 32, intrinsic, kBlockBytes), sizeof(dst));
 }
-inline void upsample(Predicate &dst, const uint32_t *src, int64_t offset, const char *intrinsic) {
-  const auto *bytes = ub_source(reinterpret_cast<const uint8_t *>(src), offset, 16, intrinsic, 16);
+inline void upsample(Predicate& dst, const uint32_t* src, int64_t offset, const char* intrinsic) {
+  const auto* bytes = ub_source(reinterpret_cast<const uint8_t*>(src), offset, 16, intrinsic, 16);
   for (int i = 0; i < kPredicateBits; ++i) dst.set(i, ((bytes[i / 16] >> (i / 2 % 8)) & 1) != 0);
 }
-inline void downsample(Predicate &dst, const uint32_t *src, int64_t offset, const char *intrinsic) {
-  const auto *bytes = ub_source(reinterpret_cast<const uint8_t *>(src), offset, 64, intrinsic, kBlockBytes);
+inline void downsample(Predicate& dst, const uint32_t* src, int64_t offset, const char* intrinsic) {
+  const auto* bytes = ub_source(reinterpret_cast<const uint8_t*>(src), offset, 64, intrinsic, kBlockBytes);
   for (int i = 0; i < kPredicateBits; ++i) dst.set(i, ((bytes[i / 4] >> (2 * i % 8)) & 1) != 0);
 }
 
@@ -112,9 +112,9 @@ namespace store {
 
 /// 32-byte aligned and masked, lane i to element i.
 template <typename T>
-void norm(T *dst, const Register<T> &src, int64_t offset, const Predicate &mask, const char *intrinsic) {
+void norm(T* dst, const Register<T>& src, int64_t offset, const Predicate& mask, const char* intrinsic) {
   const int extent = active_extent<T>(mask);
-  T *to = ub_target(dst, offset, extent, intrinsic, kBlockBytes);
+  T* to = ub_target(dst, offset, extent, intrinsic, kBlockBytes);
   if (all_active<T>(mask)) {
     std::memcpy(to, &src, sizeof(src));
     return;
@@ -126,11 +126,11 @@ void norm(T *dst, const Register<T> &src, int64_t offset, const Predicate &mask,
 
 /// The low 1/Factor of the bits of each active lane i, to narrow element i.
 template <int Factor, typename T>
-void narrow(T *dst, const Register<T> &src, int64_t offset, const Predicate &mask, const char *intrinsic) {
+void narrow(T* dst, const Register<T>& src, int64_t offset, const Predicate& mask, const char* intrinsic) {
   constexpr std::size_t width = sizeof(T) / Factor;
   const int extent = active_extent<T>(mask);
-  auto *bytes = reinterpret_cast<uint8_t *>(dst) + offset * static_cast<int64_t>(sizeof(T));
-  uint8_t *to = ub_target(bytes, 0, extent * static_cast<int64_t>(width), intrinsic, kBlockBytes);
+  auto* bytes = reinterpret_cast<uint8_t*>(dst) + offset * static_cast<int64_t>(sizeof(T));
+  uint8_t* to = ub_target(bytes, 0, extent * static_cast<int64_t>(width), intrinsic, kBlockBytes);
   for (int i = 0; i < extent; ++i) {
     if (mask.active<T>(i)) std::memcpy(to + static_cast<std::size_t>(i) * width, &src.lane[i], width);
   }
@@ -138,13 +138,13 @@ void narrow(T *dst, const Register<T> &src, int64_t offset, const Predicate &mas
 
 /// Eight 32-byte blocks, block k to dst + k * block_stride blocks.
 template <typename T>
-void blocks(T *dst, const Register<T> &src, uint16_t block_stride, const Predicate &mask, const char *intrinsic) {
+void blocks(T* dst, const Register<T>& src, uint16_t block_stride, const Predicate& mask, const char* intrinsic) {
   constexpr int per_block = static_cast<int>(kBlockBytes / sizeof(T));
   for (int block = 0; block < 8; ++block) {
     int extent = per_block;
     while (extent > 0 && !mask.active<T>(block * per_block + extent - 1)) --extent;
     if (extent == 0) continue;
-    T *to = ub_target(dst, int64_t{block} * block_stride * per_block, extent, intrinsic, kBlockBytes);
+    T* to = ub_target(dst, int64_t{block} * block_stride * per_block, extent, intrinsic, kBlockBytes);
     for (int i = 0; i < extent; ++i) {
       if (mask.active<T>(block * per_block + i)) to[i] = src.lane[block * per_block + i];
     }
@@ -160,14 +160,14 @@ struct AddressRegister {};
 
 using addr_reg = kaas_twin::AddressRegister;
 
-#define KAAS_TWIN_ADDRESS_REGISTER(bits)                                      \
-  template <typename... Strides>                                              \
-  inline addr_reg asc_update_addr_reg_b##bits(Strides...) {                   \
-    kaas_twin::not_modelled("asc_update_addr_reg_b" #bits);                   \
-  }                                                                           \
-  template <typename... Strides>                                              \
-  inline addr_reg asc_create_addr_reg_b##bits(Strides...) {                   \
-    kaas_twin::not_modelled("asc_create_addr_reg_b" #bits);                   \
+#define KAAS_TWIN_ADDRESS_REGISTER(bits)                    \
+  template <typename... Strides>                            \
+  inline addr_reg asc_update_addr_reg_b##bits(Strides...) { \
+    kaas_twin::not_modelled("asc_update_addr_reg_b" #bits); \
+  }                                                         \
+  template <typename... Strides>                            \
+  inline addr_reg asc_create_addr_reg_b##bits(Strides...) { \
+    kaas_twin::not_modelled("asc_create_addr_reg_b" #bits); \
   }
 KAAS_TWIN_ADDRESS_REGISTER(8)
 KAAS_TWIN_ADDRESS_REGISTER(16)
@@ -175,19 +175,19 @@ KAAS_TWIN_ADDRESS_REGISTER(32)
 #undef KAAS_TWIN_ADDRESS_REGISTER
 
 // Each load distribution in three forms: no offset, an offset, and an advancing pointer (loads from the old address).
-#define KAAS_TWIN_LOAD(name, distribution)                                                                     \
-  template <typename T>                                                                                        \
-  inline void name(kaas_twin::Register<T> &dst, T *src, int64_t offset = 0) {                                  \
-    kaas_twin::load::distribution(dst, src, offset, #name);                                                    \
-  }                                                                                                            \
-  template <typename T>                                                                                        \
-  inline void name(kaas_twin::Register<T> &, T *, addr_reg) {                                                  \
-    kaas_twin::not_modelled(#name, "offset in an address register");                                           \
-  }                                                                                                            \
-  template <typename T>                                                                                        \
-  inline void name##_postupdate(kaas_twin::Register<T> &dst, T *&src, int32_t offset) {                        \
-    kaas_twin::load::distribution(dst, src, 0, #name "_postupdate");                                           \
-    src += offset;                                                                                             \
+#define KAAS_TWIN_LOAD(name, distribution)                                              \
+  template <typename T>                                                                 \
+  inline void name(kaas_twin::Register<T>& dst, T* src, int64_t offset = 0) {           \
+    kaas_twin::load::distribution(dst, src, offset, #name);                             \
+  }                                                                                     \
+  template <typename T>                                                                 \
+  inline void name(kaas_twin::Register<T>&, T*, addr_reg) {                             \
+    kaas_twin::not_modelled(#name, "offset in an address register");                    \
+  }                                                                                     \
+  template <typename T>                                                                 \
+  inline void name##_postupdate(kaas_twin::Register<T>& dst, T*& src, int32_t offset) { \
+    kaas_twin::load::distribution(dst, src, 0, #name "_postupdate");                    \
+    src += offset;                                                                      \
   }
 KAAS_TWIN_LOAD(asc_loadalign, norm)
 KAAS_TWIN_LOAD(asc_loadalign_brc_elem, brc_elem)
@@ -199,9 +199,9 @@ KAAS_TWIN_LOAD(asc_loadalign_brc_datablock, brc_datablock)
 KAAS_TWIN_LOAD(asc_loadalign_brc_elem2datablock, brc_elem2datablock)
 #undef KAAS_TWIN_LOAD
 
-#define KAAS_TWIN_PREDICATE_LOAD(name, distribution)                                          \
-  inline void name(vector_bool &dst, uint32_t *src, int64_t offset = 0) {                     \
-    kaas_twin::load::distribution(dst, src, offset, #name);                                   \
+#define KAAS_TWIN_PREDICATE_LOAD(name, distribution)                      \
+  inline void name(vector_bool& dst, uint32_t* src, int64_t offset = 0) { \
+    kaas_twin::load::distribution(dst, src, offset, #name);               \
   }
 KAAS_TWIN_PREDICATE_LOAD(asc_loadalign, norm)
 KAAS_TWIN_PREDICATE_LOAD(asc_loadalign_upsample, upsample)
@@ -210,68 +210,67 @@ KAAS_TWIN_PREDICATE_LOAD(asc_loadalign_downsample, downsample)
 
 /// 512 bytes: even elements to dst0, odd ones to dst1.
 template <typename T>
-inline void asc_loadalign_deintlv(kaas_twin::Register<T> &dst0, kaas_twin::Register<T> &dst1, T *src,
+inline void asc_loadalign_deintlv(kaas_twin::Register<T>& dst0, kaas_twin::Register<T>& dst1, T* src,
                                   int64_t offset = 0) {
   constexpr int lanes = kaas_twin::Register<T>::lanes;
-  const T *from =
-      kaas_twin::ub_source(src, offset, 2 * lanes, "asc_loadalign_deintlv", kaas_twin::kBlockBytes);
+  const T* from = kaas_twin::ub_source(src, offset, 2 * lanes, "asc_loadalign_deintlv", kaas_twin::kBlockBytes);
   for (int i = 0; i < lanes; ++i) {
     dst0.lane[i] = from[2 * i];
     dst1.lane[i] = from[2 * i + 1];
   }
 }
 template <typename T>
-inline void asc_loadalign_deintlv(kaas_twin::Register<T> &, kaas_twin::Register<T> &, T *, addr_reg) {
+inline void asc_loadalign_deintlv(kaas_twin::Register<T>&, kaas_twin::Register<T>&, T*, addr_reg) {
   kaas_twin::not_modelled("asc_loadalign_deintlv", "offset in an address register");
 }
 
 template <typename T>
-inline void asc_storealign(T *dst, const kaas_twin::Register<T> &src, const vector_bool &mask) {
+inline void asc_storealign(T* dst, const kaas_twin::Register<T>& src, const vector_bool& mask) {
   kaas_twin::store::norm(dst, src, 0, mask, "asc_storealign");
 }
 template <typename T>
-inline void asc_storealign(T *dst, const kaas_twin::Register<T> &src, int32_t offset, const vector_bool &mask) {
+inline void asc_storealign(T* dst, const kaas_twin::Register<T>& src, int32_t offset, const vector_bool& mask) {
   kaas_twin::store::norm(dst, src, offset, mask, "asc_storealign");
 }
 /// Block-strided store (vsstb); strides in 32-byte blocks. The post-update form advances by the repeat stride.
 template <typename T>
-inline void asc_storealign(T *dst, const kaas_twin::Register<T> &src, uint16_t block_stride, uint16_t,
-                           const vector_bool &mask) {
+inline void asc_storealign(T* dst, const kaas_twin::Register<T>& src, uint16_t block_stride, uint16_t,
+                           const vector_bool& mask) {
   kaas_twin::store::blocks(dst, src, block_stride, mask, "asc_storealign");
 }
 template <typename T>
-inline void asc_storealign_postupdate(T *&dst, const kaas_twin::Register<T> &src, uint16_t block_stride,
-                                      uint16_t repeat_stride, const vector_bool &mask) {
+inline void asc_storealign_postupdate(T*& dst, const kaas_twin::Register<T>& src, uint16_t block_stride,
+                                      uint16_t repeat_stride, const vector_bool& mask) {
   kaas_twin::store::blocks(dst, src, block_stride, mask, "asc_storealign_postupdate");
   dst += int64_t{repeat_stride} * static_cast<int64_t>(kaas_twin::kBlockBytes / sizeof(T));
 }
 template <typename T>
-inline void asc_storealign_postupdate(T *&dst, const kaas_twin::Register<T> &src, int32_t offset,
-                                      const vector_bool &mask) {
+inline void asc_storealign_postupdate(T*& dst, const kaas_twin::Register<T>& src, int32_t offset,
+                                      const vector_bool& mask) {
   kaas_twin::store::norm(dst, src, 0, mask, "asc_storealign_postupdate");
   dst += offset;
 }
 /// Lane 0 alone; the element needs its own alignment only.
 template <typename T>
-inline void asc_storealign_1st(T *dst, const kaas_twin::Register<T> &src, int32_t offset = 0) {
+inline void asc_storealign_1st(T* dst, const kaas_twin::Register<T>& src, int32_t offset = 0) {
   *kaas_twin::ub_target(dst, offset, 1, "asc_storealign_1st", sizeof(T)) = src.lane[0];
 }
 template <typename T>
-inline void asc_storealign_pack(T *dst, const kaas_twin::Register<T> &src, int32_t offset, const vector_bool &mask) {
+inline void asc_storealign_pack(T* dst, const kaas_twin::Register<T>& src, int32_t offset, const vector_bool& mask) {
   kaas_twin::store::narrow<2>(dst, src, offset, mask, "asc_storealign_pack");
 }
 template <typename T>
-inline void asc_storealign_pack_quarter(T *dst, const kaas_twin::Register<T> &src, int32_t offset,
-                                        const vector_bool &mask) {
+inline void asc_storealign_pack_quarter(T* dst, const kaas_twin::Register<T>& src, int32_t offset,
+                                        const vector_bool& mask) {
   static_assert(sizeof(T) == 4);
   kaas_twin::store::narrow<4>(dst, src, offset, mask, "asc_storealign_pack_quarter");
 }
 /// 512 bytes: the lanes of src0 and src1 in turn.
 template <typename T>
-inline void asc_storealign_intlv(T *dst, const kaas_twin::Register<T> &src0, const kaas_twin::Register<T> &src1,
+inline void asc_storealign_intlv(T* dst, const kaas_twin::Register<T>& src0, const kaas_twin::Register<T>& src1,
                                  int32_t offset = 0) {
   constexpr int lanes = kaas_twin::Register<T>::lanes;
-  T *to = kaas_twin::ub_target(dst, offset, 2 * lanes, "asc_storealign_intlv", kaas_twin::kBlockBytes);
+  T* to = kaas_twin::ub_target(dst, offset, 2 * lanes, "asc_storealign_intlv", kaas_twin::kBlockBytes);
   for (int i = 0; i < lanes; ++i) {
     to[2 * i] = src0.lane[i];
     to[2 * i + 1] = src1.lane[i];
@@ -279,32 +278,32 @@ inline void asc_storealign_intlv(T *dst, const kaas_twin::Register<T> &src0, con
 }
 /// The one-source form has no documented meaning.
 template <typename T>
-inline void asc_storealign_intlv(T *, const kaas_twin::Register<T> &, int32_t, const vector_bool &) {
+inline void asc_storealign_intlv(T*, const kaas_twin::Register<T>&, int32_t, const vector_bool&) {
   kaas_twin::not_modelled("asc_storealign_intlv", "one source and a mask");
 }
 
-inline void asc_storealign(uint32_t *dst, const vector_bool &src, int32_t offset = 0) {
-  auto *bytes = reinterpret_cast<uint8_t *>(dst);
+inline void asc_storealign(uint32_t* dst, const vector_bool& src, int32_t offset = 0) {
+  auto* bytes = reinterpret_cast<uint8_t*>(dst);
   std::memcpy(kaas_twin::ub_target(bytes, offset, 32, "asc_storealign", kaas_twin::kBlockBytes), &src, 32);
 }
-inline void asc_storealign_pack(uint32_t *dst, const vector_bool &src, int32_t offset = 0) {
+inline void asc_storealign_pack(uint32_t* dst, const vector_bool& src, int32_t offset = 0) {
   vector_bool packed;
   asc_pack_to_low(packed, src);
-  auto *bytes = reinterpret_cast<uint8_t *>(dst);
+  auto* bytes = reinterpret_cast<uint8_t*>(dst);
   std::memcpy(kaas_twin::ub_target(bytes, offset, 16, "asc_storealign_pack", 16), &packed, 16);
 }
 
 /// dst[i] = src[index[i]]; 8-bit elements land zero-extended in 16-bit lanes. The mask counts destination lanes.
 template <typename D, typename T, typename I>
-inline void asc_gather(kaas_twin::Register<D> &dst, T *src, const kaas_twin::Register<I> &index,
-                       const vector_bool &mask) {
+inline void asc_gather(kaas_twin::Register<D>& dst, T* src, const kaas_twin::Register<I>& index,
+                       const vector_bool& mask) {
   static_assert(sizeof(D) == sizeof(T) || (sizeof(D) == 2 && sizeof(T) == 1));
   constexpr int count = std::min(kaas_twin::Register<D>::lanes, kaas_twin::Register<I>::lanes);
   kaas_twin::Register<D> result;
   std::memset(&result, 0, sizeof(result));
   for (int i = 0; i < count; ++i) {
     if (!mask.active<D>(i)) continue;
-    const T *from = kaas_twin::ub_source(src, static_cast<int64_t>(index.lane[i]), 1, "asc_gather", sizeof(T));
+    const T* from = kaas_twin::ub_source(src, static_cast<int64_t>(index.lane[i]), 1, "asc_gather", sizeof(T));
     std::memcpy(&result.lane[i], from, sizeof(T));
   }
   dst = result;
@@ -312,8 +311,8 @@ inline void asc_gather(kaas_twin::Register<D> &dst, T *src, const kaas_twin::Reg
 
 /// Eight 32-byte blocks at byte offsets index[0..7].
 template <typename T>
-inline void asc_gather_datablock(kaas_twin::Register<T> &dst, T *src, const vector_u32 &index,
-                                 const vector_bool &mask) {
+inline void asc_gather_datablock(kaas_twin::Register<T>& dst, T* src, const vector_u32& index,
+                                 const vector_bool& mask) {
   constexpr int per_block = static_cast<int>(kaas_twin::kBlockBytes / sizeof(T));
   kaas_twin::Register<T> result;
   std::memset(&result, 0, sizeof(result));
@@ -321,9 +320,9 @@ inline void asc_gather_datablock(kaas_twin::Register<T> &dst, T *src, const vect
     bool wanted = false;
     for (int i = 0; i < per_block; ++i) wanted = wanted || mask.active<T>(block * per_block + i);
     if (!wanted) continue;
-    const auto *bytes = reinterpret_cast<const uint8_t *>(src);
-    const uint8_t *from = kaas_twin::ub_source(bytes, index.lane[block], kaas_twin::kBlockBytes,
-                                               "asc_gather_datablock", kaas_twin::kBlockBytes);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(src);
+    const uint8_t* from = kaas_twin::ub_source(bytes, index.lane[block], kaas_twin::kBlockBytes, "asc_gather_datablock",
+                                               kaas_twin::kBlockBytes);
     for (int i = 0; i < per_block; ++i) {
       const int lane = block * per_block + i;
       if (mask.active<T>(lane)) std::memcpy(&result.lane[lane], from + i * sizeof(T), sizeof(T));
@@ -332,14 +331,14 @@ inline void asc_gather_datablock(kaas_twin::Register<T> &dst, T *src, const vect
   dst = result;
 }
 template <typename T>
-inline void asc_gather_datablock(kaas_twin::Register<T> &dst, T *src, const vector_u32 &index) {
+inline void asc_gather_datablock(kaas_twin::Register<T>& dst, T* src, const vector_u32& index) {
   asc_gather_datablock(dst, src, index, kaas_twin::first_elements(1, kaas_twin::kVectorBytes));
 }
 
 /// dst[index[i]] = src[i]; of 8-bit registers the even lanes only. The mask counts index lanes.
 template <typename T, typename I>
-inline void asc_scatter(T *dst, const kaas_twin::Register<T> &src, const kaas_twin::Register<I> &index,
-                        const vector_bool &mask) {
+inline void asc_scatter(T* dst, const kaas_twin::Register<T>& src, const kaas_twin::Register<I>& index,
+                        const vector_bool& mask) {
   constexpr int step = sizeof(T) == 1 ? 2 : 1;
   static_assert(sizeof(I) == sizeof(T) * step);
   for (int i = 0; i < kaas_twin::Register<I>::lanes; ++i) {

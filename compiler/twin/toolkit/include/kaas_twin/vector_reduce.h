@@ -7,7 +7,7 @@ namespace kaas_twin {
 
 /// Sum of `count` (a power of two) lanes as a tree of adjacent pairs; each addition rounds to the lane's type.
 template <typename T>
-T pairwise_sum(const T *lane, int count) {
+T pairwise_sum(const T* lane, int count) {
   T partial[Register<T>::lanes];
   std::copy(lane, lane + count, partial);
   for (; count > 1; count /= 2) {
@@ -18,7 +18,7 @@ T pairwise_sum(const T *lane, int count) {
 
 /// Index of the first extremum among active lanes in [begin, end), or -1. NaN wins.
 template <typename T, typename Extremum>
-int extremum_index(const Register<T> &src, const Predicate &mask, int begin, int end, Extremum extremum) {
+int extremum_index(const Register<T>& src, const Predicate& mask, int begin, int end, Extremum extremum) {
   int best = -1;
   for (int i = begin; i < end; ++i) {
     if (!mask.active<T>(i)) continue;
@@ -35,18 +35,22 @@ int extremum_index(const Register<T> &src, const Predicate &mask, int begin, int
 /// The value no active lane can beat: what an empty reduction gives.
 template <typename T>
 T neutral(lanes::Maximum) {
-  if constexpr (lanes::is_real<T>) return T(-std::numeric_limits<float>::infinity());
-  else return std::numeric_limits<T>::min();
+  if constexpr (lanes::is_real<T>)
+    return T(-std::numeric_limits<float>::infinity());
+  else
+    return std::numeric_limits<T>::min();
 }
 template <typename T>
 T neutral(lanes::Minimum) {
-  if constexpr (lanes::is_real<T>) return T(std::numeric_limits<float>::infinity());
-  else return std::numeric_limits<T>::max();
+  if constexpr (lanes::is_real<T>)
+    return T(std::numeric_limits<float>::infinity());
+  else
+    return std::numeric_limits<T>::max();
 }
 
 /// Lane 0 the value, lane 1 the bits of its index, the others 0.
 template <typename T, typename Extremum>
-void reduce_extremum(Register<T> &dst, const Register<T> &src, const Predicate &mask, Extremum extremum) {
+void reduce_extremum(Register<T>& dst, const Register<T>& src, const Predicate& mask, Extremum extremum) {
   const int index = extremum_index(src, mask, 0, Register<T>::lanes, extremum);
   Register<T> result;
   std::memset(&result, 0, sizeof(result));
@@ -57,7 +61,7 @@ void reduce_extremum(Register<T> &dst, const Register<T> &src, const Predicate &
 
 /// One extremum per 32-byte block in the lowest lanes, the others 0.
 template <typename T, typename Extremum>
-void reduce_extremum_blocks(Register<T> &dst, const Register<T> &src, const Predicate &mask, Extremum extremum) {
+void reduce_extremum_blocks(Register<T>& dst, const Register<T>& src, const Predicate& mask, Extremum extremum) {
   constexpr int per_block = static_cast<int>(kBlockBytes / sizeof(T));
   Register<T> result;
   std::memset(&result, 0, sizeof(result));
@@ -69,14 +73,14 @@ void reduce_extremum_blocks(Register<T> &dst, const Register<T> &src, const Pred
 }
 
 template <typename T>
-Register<T> zero_inactive(const Register<T> &src, const Predicate &mask) {
+Register<T> zero_inactive(const Register<T>& src, const Predicate& mask) {
   Register<T> result;
   for (int i = 0; i < Register<T>::lanes; ++i) result.lane[i] = mask.active<T>(i) ? src.lane[i] : T{};
   return result;
 }
 
 template <int Low, bool Cumulative>
-void histogram(vector_u16 &dst, const vector_u8 &src, const Predicate &mask) {
+void histogram(vector_u16& dst, const vector_u8& src, const Predicate& mask) {
   uint16_t count[kVectorBytes] = {};
   for (int i = 0; i < vector_u8::lanes; ++i) {
     if (mask.active<uint8_t>(i)) ++count[src.lane[i]];
@@ -91,7 +95,7 @@ void histogram(vector_u16 &dst, const vector_u8 &src, const Predicate &mask) {
 
 /// Lane 0 the sum, the others 0. 8- and 16-bit integers sum in lanes twice as wide.
 template <typename D, typename S>
-inline void asc_reduce_sum(kaas_twin::Register<D> &dst, const kaas_twin::Register<S> &src, const vector_bool &mask) {
+inline void asc_reduce_sum(kaas_twin::Register<D>& dst, const kaas_twin::Register<S>& src, const vector_bool& mask) {
   D wide[kaas_twin::Register<S>::lanes];
   for (int i = 0; i < kaas_twin::Register<S>::lanes; ++i) {
     wide[i] = mask.active<S>(i) ? static_cast<D>(src.lane[i]) : D{};
@@ -108,26 +112,26 @@ inline void asc_reduce_sum(kaas_twin::Register<D> &dst, const kaas_twin::Registe
   dst = result;
 }
 template <typename T>
-inline void asc_reduce_max(kaas_twin::Register<T> &dst, const kaas_twin::Register<T> &src, const vector_bool &mask) {
+inline void asc_reduce_max(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask) {
   kaas_twin::reduce_extremum(dst, src, mask, kaas_twin::lanes::Maximum{});
 }
 template <typename T>
-inline void asc_reduce_min(kaas_twin::Register<T> &dst, const kaas_twin::Register<T> &src, const vector_bool &mask) {
+inline void asc_reduce_min(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask) {
   kaas_twin::reduce_extremum(dst, src, mask, kaas_twin::lanes::Minimum{});
 }
 template <typename T>
-inline void asc_reduce_max_datablock(kaas_twin::Register<T> &dst, const kaas_twin::Register<T> &src,
-                                     const vector_bool &mask) {
+inline void asc_reduce_max_datablock(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
+                                     const vector_bool& mask) {
   kaas_twin::reduce_extremum_blocks(dst, src, mask, kaas_twin::lanes::Maximum{});
 }
 template <typename T>
-inline void asc_reduce_min_datablock(kaas_twin::Register<T> &dst, const kaas_twin::Register<T> &src,
-                                     const vector_bool &mask) {
+inline void asc_reduce_min_datablock(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
+                                     const vector_bool& mask) {
   kaas_twin::reduce_extremum_blocks(dst, src, mask, kaas_twin::lanes::Minimum{});
 }
 template <typename T>
-inline void asc_reduce_sum_datablock(kaas_twin::Register<T> &dst, const kaas_twin::Register<T> &src,
-                                     const vector_bool &mask) {
+inline void asc_reduce_sum_datablock(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
+                                     const vector_bool& mask) {
   constexpr int per_block = static_cast<int>(kaas_twin::kBlockBytes / sizeof(T));
   const auto masked = kaas_twin::zero_inactive(src, mask);
   kaas_twin::Register<T> result;
@@ -139,8 +143,8 @@ inline void asc_reduce_sum_datablock(kaas_twin::Register<T> &dst, const kaas_twi
 }
 /// Sums of adjacent pairs in the low half, the high half 0.
 template <typename T>
-inline void asc_pair_reduce_sum(kaas_twin::Register<T> &dst, const kaas_twin::Register<T> &src,
-                                const vector_bool &mask) {
+inline void asc_pair_reduce_sum(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
+                                const vector_bool& mask) {
   const auto masked = kaas_twin::zero_inactive(src, mask);
   kaas_twin::Register<T> result;
   std::memset(&result, 0, sizeof(result));
@@ -151,9 +155,9 @@ inline void asc_pair_reduce_sum(kaas_twin::Register<T> &dst, const kaas_twin::Re
 }
 
 /// Counts of byte values 0..127 (bin0) or 128..255 (bin1) are added to dst; cumulative ones count from value 0.
-#define KAAS_TWIN_HISTOGRAM(name, low, cumulative)                                                 \
-  inline void name(vector_u16 &dst, const vector_u8 &src, const vector_bool &mask) {               \
-    kaas_twin::histogram<low, cumulative>(dst, src, mask);                                         \
+#define KAAS_TWIN_HISTOGRAM(name, low, cumulative)                                   \
+  inline void name(vector_u16& dst, const vector_u8& src, const vector_bool& mask) { \
+    kaas_twin::histogram<low, cumulative>(dst, src, mask);                           \
   }
 KAAS_TWIN_HISTOGRAM(asc_frequency_histogram_bin0, 0, false)
 KAAS_TWIN_HISTOGRAM(asc_frequency_histogram_bin1, 128, false)

@@ -1,9 +1,9 @@
 // Vector and predicate registers of the SIMD dialect, and the empty tag values that select a variant of an operation.
 #pragma once
 
-#include <cstdint>
 #include <algorithm>
 #include <bit>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
@@ -40,7 +40,7 @@ struct Predicate {
 
 /// True when every element of `T` is active.
 template <typename T>
-bool all_active(const Predicate &mask) {
+bool all_active(const Predicate& mask) {
   constexpr uint64_t pattern = sizeof(T) == 1   ? ~uint64_t{0}
                                : sizeof(T) == 2 ? 0x5555555555555555u
                                : sizeof(T) == 4 ? 0x1111111111111111u
@@ -58,7 +58,20 @@ constexpr bool operator==(Tag<Kind, A>, Tag<Kind, B>) {
   return A == B;
 }
 
-enum TagKind { kMode, kPattern, kRound, kSaturate, kPart, kPosition, kOrder, kHalf, kBin, kPost, kBarrier, kDeinterleave };
+enum TagKind {
+  kMode,
+  kPattern,
+  kRound,
+  kSaturate,
+  kPart,
+  kPosition,
+  kOrder,
+  kHalf,
+  kBin,
+  kPost,
+  kBarrier,
+  kDeinterleave
+};
 
 template <int Kind, typename T>
 struct IsTag : std::false_type {};
