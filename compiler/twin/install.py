@@ -41,8 +41,8 @@ def ensure_twin_home(destination: Path | None = None, *, cann_version: str = DEF
 
     Without ``destination`` the home lies under ``KAAS_TWIN_ROOT`` (default: the user's cache directory),
     named by a digest of the toolkit's sources, the host compiler's version and ``cann_version``. Safe when
-    several processes ask at once. Raises ToolchainMissing when g++ is missing or cannot build the toolkit, or when
-    ``destination`` holds something else.
+    several processes ask at once. Raises ToolchainMissing when g++ is missing or cannot build the toolkit,
+    or when ``destination`` holds something else.
     """
     compiler = _host_compiler()
     digest = _digest(compiler, cann_version)

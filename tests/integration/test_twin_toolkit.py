@@ -82,6 +82,84 @@ def test_a_scalar_stream_reads_ub_after_its_flag(twin: Twin, numbers: tuple[np.n
         assert np.array_equal(target, source * 2)
 
 
+MULTIPLY_16 = (
+    "__cbuf__ {type} *l1 = (__cbuf__ {type} *)0;\n"
+    "asc_set_gm2l1_nz_para(1, 1, 16, 0);\n"
+    "asc_copy_gm2l1_nd2nz(l1, left, {pitch}, static_cast<asc_load_l2_cache_mode>(0), 16, 16, 0, 0);\n"
+    "asc_copy_gm2l1_nd2nz(l1 + 512, right, {pitch}, static_cast<asc_load_l2_cache_mode>(0), 16, 16, 0, 0);\n"
+    "asc_sync_notify(PIPE_MTE2, PIPE_MTE1, 0); asc_sync_wait(PIPE_MTE2, PIPE_MTE1, 0);\n"
+    "asc_copy_l12l0a((__ca__ {type}*)0, l1, 0, 0, 1, {steps}, 1, 1);\n"
+    "asc_copy_l12l0b((__cb__ {type}*)0, l1 + 512, 0, 0, 1, {steps}, 1, 1);\n"
+    "asc_sync_notify(PIPE_MTE1, PIPE_M, 0); asc_sync_wait(PIPE_MTE1, PIPE_M, 0);\n"
+    "{before}"
+    "asc_mmad((__cc__ float*)0, (__ca__ {type}*)0, (__cb__ {type}*)0, 16, 16, 16, 0, 1, 0, 1);\n"
+    "asc_sync_notify(PIPE_M, PIPE_FIX, 0); asc_sync_wait(PIPE_M, PIPE_FIX, 0);\n"
+    "asc_copy_l0c2gm(target, (__cc__ float*)0, 16, 16, 16, 16, static_cast<asc_store_l2_cache_mode>(0), "
+    "static_cast<asc_unit_flag_mode>(0), static_cast<asc_quant_mode>({quant}), "
+    "static_cast<asc_relu_pre_mode>({relu}), 0, 1, 0, 0);\n"
+)
+
+
+def multiply_16(kind: str, out: str, *, before: str = "", quant: int = 0, relu: int = 0) -> str:
+    """D[16, 16] = A[16, 16] @ B[16, 16].T on the cube."""
+    size = 4 if kind == "float" else 2
+    body = MULTIPLY_16.format(
+        type=kind, pitch=16 * size, steps=size // 2, before=before, quant=quant, relu=relu
+    )
+    return (
+        HEADER
+        + 'extern "C" __global__ __cube__ void kernel_under_test'
+        + f"(__gm__ {kind}* left, __gm__ {kind}* right, __gm__ {out}* target) {{\n{body}}}\n"
+    )
+
+
+def test_hf32_rounds_fp32_operands_and_only_while_it_is_enabled(twin: Twin) -> None:
+    left = np.zeros((16, 16), dtype=np.float32)
+    right = np.eye(16, dtype=np.float32)
+    left[0, :4] = [1 + 2**-12, 1 + 3 * 2**-12, 1 + 2**-11, 3 + 2**-14]
+    results = {}
+    for name, before in {
+        "off": "",
+        "even": "asc_enable_hf32(); asc_set_hf32_round_mode(asc_hf32_round_mode::NEAREST_EVEN);\n",
+        "away": "asc_enable_hf32(); asc_set_hf32_round_mode(asc_hf32_round_mode::NEAREST_AWAY);\n",
+        "off again": "asc_enable_hf32(); asc_disable_hf32();\n",
+    }.items():
+        target = np.full((16, 16), np.nan, dtype=np.float32)
+        twin.run(twin.compile(multiply_16("float", "float", before=before)), 1, left, right, target)
+        results[name] = target[0, :4].tolist()
+    assert results["off"] == results["off again"] == left[0, :4].tolist()
+    assert results["even"] == [1, 1 + 2**-10, 1 + 2**-11, 3]
+    assert results["away"] == [1 + 2**-11, 1 + 2**-10, 1 + 2**-11, 3]
+
+
+@pytest.mark.parametrize(("out", "quant", "dtype"), [("half", 1, np.float16), ("bfloat16_t", 16, np.uint16)])
+def test_the_fixpipe_rounds_to_nearest_even_and_clips_below_zero(
+    twin: Twin, out: str, quant: int, dtype: type
+) -> None:
+    random = np.random.default_rng(3)
+    left = random.standard_normal((16, 16)).astype(np.float16)
+    right = random.standard_normal((16, 16)).astype(np.float16)
+    target = np.zeros((16, 16), dtype=dtype)
+    twin.run(twin.compile(multiply_16("half", out, quant=quant, relu=1)), 1, left, right, target)
+    exact = np.maximum(left.astype(np.float64) @ right.astype(np.float64).T, 0)
+    got = target.astype(np.float64) if out == "half" else (target.astype(np.uint32) << 16).view(np.float32)
+    assert np.allclose(got, exact, rtol=2**-10 if out == "half" else 2**-8, atol=1e-5)
+    assert (got == 0).sum() == (exact == 0).sum()
+
+
+@pytest.mark.parametrize(
+    ("out", "switch", "quant"),
+    [("float", "float", 0), ("half", "float16", 1), ("bfloat16_t", "bfloat", 16)],
+)
+def test_atomic_stores_of_many_blocks_add_up(twin: Twin, out: str, switch: str, quant: int) -> None:
+    ones = np.ones((16, 16), dtype=np.float16)
+    target = np.zeros((16, 16), dtype={"float": np.float32, "half": np.float16}.get(out, np.uint16))
+    source = multiply_16("half", out, before=f"asc_set_atomic_add_{switch}();\n", quant=quant)
+    twin.run(twin.compile(source), 8, ones, ones, target)
+    got = target if out != "bfloat16_t" else (target.astype(np.uint32) << 16).view(np.float32)
+    assert (got == 128).all()
+
+
 def test_every_block_of_the_grid_runs(twin: Twin) -> None:
     target = np.zeros(200, dtype=np.float32)
     twin.run(twin.compile(cube_kernel("target[block_idx] = block_idx + asc_get_block_num();")), 200, target)
@@ -113,9 +191,8 @@ def test_vector_and_cube_cores_of_a_mixed_block_work_together(twin: Twin) -> Non
         + "1);\n"
         + "asc_set_l0c_copy_nz_para(1, 0, 0);\n"
         + "asc_copy_l0c2gm(target, (__cc__ float*)0, 16, 16, 16, 16, "
-        + "static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>(3), static_cast<asc_quant_mode>(0), "
-        + "static_cast<asc_relu_pre_mode>(0), 0, 1, 0, 0);\n"
-        + "}\n}\n"
+        + "static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>(3), "
+        "static_cast<asc_quant_mode>(0), " + "static_cast<asc_relu_pre_mode>(0), 0, 1, 0, 0);\n" + "}\n}\n"
     )
     random = np.random.default_rng(1)
     left = random.integers(-8, 9, (16, 16)).astype(np.float32)
@@ -259,13 +336,15 @@ def test_a_vector_kernel_that_misbehaves_fails_with_the_place(
         ),
         (
             "asc_copy_l0c2gm(target, (__cc__ float*)0, 16, 16, 16, 16, "
-            "static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>(3), static_cast<asc_quant_mode>(0), "
+            "static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>(3), "
+            "static_cast<asc_quant_mode>(0), "
             "static_cast<asc_relu_pre_mode>(0), 0, 1, 0, 0);",
             ["deadlock", "PIPE_FIX: asc_copy_l0c2gm", "unit flag of the accumulator at L0C offset 0"],
         ),
         (
             "asc_copy_l0c2gm(target, (__cc__ float*)0, 16, 16, 16, 16, "
-            "static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>(0), static_cast<asc_quant_mode>(5), "
+            "static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>(0), "
+            "static_cast<asc_quant_mode>(5), "
             "static_cast<asc_relu_pre_mode>(0), 0, 1, 0, 0);",
             ["asc_copy_l0c2gm: quantisation mode 5 is not modelled by the CPU twin"],
         ),

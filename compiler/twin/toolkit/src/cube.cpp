@@ -59,12 +59,12 @@ TileFunction pick_tile() {
   return tile_any;
 }
 
-// The fp32 operand rounded to 10 explicit mantissa bits (width inferred from the format's name).
+// The fp32 operand rounded to 11 mantissa bits. The width is an assumption: the public documents do not state it.
 float hf32(float value, int mode) {
   auto bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7f800000u) == 0x7f800000u) return value;
-  const std::uint32_t half = mode == 0 ? 0xfffu + ((bits >> 13) & 1u) : 0x1000u;  // nearest even, or nearest away
-  bits = (bits + half) & ~0x1fffu;
+  const std::uint32_t half = mode == 0 ? 0x7ffu + ((bits >> 12) & 1u) : 0x800u;  // nearest even, or nearest away
+  bits = (bits + half) & ~0xfffu;
   return std::bit_cast<float>(bits);
 }
 
@@ -93,9 +93,8 @@ float* aligned(std::vector<float>& storage, std::size_t count) {
   return reinterpret_cast<float*>((address + 63) & ~std::uintptr_t{63});
 }
 
-// [16][16] -> its transpose, by four rounds of merging neighbours.
+// `in` holds 16 rows of c0 columns; out[column][row].
 void transpose16(float* out, const float* in, int c0) {
-  // `in` holds 16 rows of c0 columns; out[column][row].
   for (int column = 0; column < c0; ++column) {
     for (int row = 0; row < 16; ++row) out[column * 16 + row] = in[row * c0 + column];
   }

@@ -34,7 +34,7 @@ enum asc_unit_flag_mode : uint8_t {};
 enum asc_quant_mode : uint16_t {};
 enum asc_relu_pre_mode : uint8_t {};
 enum asc_dual_dst_mode : uint8_t {};
-enum asc_hf32_round_mode : uint8_t {};
+enum class asc_hf32_round_mode : uint8_t { NEAREST_EVEN = 0, NEAREST_AWAY = 1 };
 enum ascMutexExecuteMode : uint8_t { ASC_LOCK_BLOCK = 0, ASC_LOCK_NON_BLOCK = 1 };
 
 struct asc_fill_value_config {
@@ -112,6 +112,7 @@ inline void asc_set_mmad_direction_n() {}
   inline void asc_set_atomic_##operation##_float() { kaas_twin::set_atomic(number, kaas_twin::Element::kF32); }          \
   inline void asc_set_atomic_##operation##_float16() { kaas_twin::set_atomic(number, kaas_twin::Element::kF16); }        \
   inline void asc_set_atomic_##operation##_half() { kaas_twin::set_atomic(number, kaas_twin::Element::kF16); }           \
+  inline void asc_set_atomic_##operation##_bfloat() { kaas_twin::set_atomic(number, kaas_twin::Element::kBf16); }        \
   inline void asc_set_atomic_##operation##_bfloat16() { kaas_twin::set_atomic(number, kaas_twin::Element::kBf16); }      \
   inline void asc_set_atomic_##operation##_int() { kaas_twin::set_atomic(number, kaas_twin::Element::kS32); }            \
   inline void asc_set_atomic_##operation##_int32() { kaas_twin::set_atomic(number, kaas_twin::Element::kS32); }          \
