@@ -1,0 +1,107 @@
+"""get_kernel: from a spec to a callable handle."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from kaas.proto.errors import InvalidSpec
+
+if TYPE_CHECKING:
+    from kaas.client.handle import KernelHandle
+    from kaas.client.kernel_client import KernelClient
+    from kaas.kernel_library.spec import KernelSpec
+
+_memo: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
+_client: KernelClient | None = None
+
+
+def get_kernel(
+    spec: KernelSpec,
+    *,
+    timeout: float | None = 600,
+    strict: bool = False,
+    soc_name: str | None = None,
+) -> KernelHandle:
+    """The kernel of ``spec`` on this node: from this process, else the node's store, else the daemon.
+
+    Store hits need no daemon and no writable file system. A miss asks the daemon, which compiles once for
+    everybody and answers within ``timeout`` seconds (``None``: no limit). ``strict`` refuses to compile: a
+    miss raises :class:`StrictMiss`. ``soc_name`` asks for another part's kernel, which this node can hold
+    but not launch. The same question gives the same handle for the life of the process.
+
+    Raises :class:`InvalidSpec`, :class:`DaemonUnavailable` (with the command that starts one),
+    :class:`DeadlineExceeded`, or whatever the daemon raised.
+    """
+    try:
+        handle = _memo.get((spec, soc_name))
+    except TypeError:
+        raise _not_a_spec(spec) from None
+    if handle is not None:
+        return handle
+    client = _client_for(spec)
+    return client.find((spec, soc_name), strict) or client.fetch((spec, soc_name), timeout, strict)
+
+
+async def aget_kernel(
+    spec: KernelSpec,
+    *,
+    timeout: float | None = 600,
+    strict: bool = False,
+    soc_name: str | None = None,
+) -> KernelHandle:
+    """:func:`get_kernel` for asyncio: a miss waits in a thread of its own, the loop goes on.
+
+    When the waiting task is cancelled, its request still runs to its end and its result stays in the memo.
+    """
+    try:
+        handle = _memo.get((spec, soc_name))
+    except TypeError:
+        raise _not_a_spec(spec) from None
+    if handle is not None:
+        return handle
+    client = _client_for(spec)
+    handle = client.find((spec, soc_name), strict)
+    if handle is not None:
+        return handle
+    from kaas.client.waiting_thread import run_in_own_thread
+
+    return await run_in_own_thread(lambda: client.fetch((spec, soc_name), timeout, strict))
+
+
+def _client_for(spec: KernelSpec) -> KernelClient:
+    """This process's client; KAAS_STORE and KAAS_SOCKET are read at the first question."""
+    global _client
+    from kaas.kernel_library.spec import KernelSpec
+
+    if not isinstance(spec, KernelSpec):
+        raise _not_a_spec(spec)
+    if _client is None:
+        from kaas.client.kernel_client import KernelClient
+        from kaas.proto.locations import default_socket, default_store
+
+        _client = KernelClient(default_store(), default_socket(), _memo)
+    return _client
+
+
+def forget() -> None:
+    """Drop the memo and the connection; the next question reads KAAS_STORE and KAAS_SOCKET anew."""
+    global _client
+    _client = None
+    _memo.clear()
+
+
+def _not_a_spec(value: object) -> InvalidSpec:
+    return InvalidSpec(
+        f"a spec object is needed, not a {type(value).__name__}; kaas.parse_spec makes one of JSON or a dict",
+        field="spec",
+        legal="a KernelSpec such as GemmSpec(n=4096, k=4096)",
+    )
+
+
+def _renew_in_child() -> None:
+    if _client is not None:
+        _client.renew_in_child()
+
+
+os.register_at_fork(after_in_child=_renew_in_child)

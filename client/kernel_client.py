@@ -1,0 +1,167 @@
+"""KernelClient: where a kernel comes from: memo, then the node's store, then the daemon."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kaas.client.handle import KernelHandle
+from kaas.client.notices import warn
+from kaas.client.store_reader import StoreReader
+from kaas.proto.errors import (
+    ArtifactDamaged,
+    DeadlineExceeded,
+    KaasError,
+    PermissionDenied,
+    StoreUnavailable,
+    StrictMiss,
+    error_from_record,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kaas.cache.artifact import Artifact
+    from kaas.client.daemon_link import DaemonLink
+    from kaas.client.device import Device
+    from kaas.kernel_library.spec import KernelSpec
+    from kaas.proto.environment import Environment
+
+Question = tuple["KernelSpec", str | None]
+"""What a kernel is asked by: the spec, and the SoC name or ``None`` for the node's own."""
+
+
+class _Flight:
+    """One request under way, and everybody in this process who waits for it."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.handle: KernelHandle | None = None
+        self.error: BaseException | None = None
+
+
+class KernelClient:
+    """Gets kernels from the node whose store and socket these are. Thread-safe and fork-safe."""
+
+    def __init__(self, store: Path, socket: Path, memo: dict[Question, KernelHandle] | None = None) -> None:
+        self.socket = socket
+        self.memo: dict[Question, KernelHandle] = {} if memo is None else memo
+        self._store = StoreReader(store)
+        self._link: DaemonLink | None = None
+        self._lock = threading.Lock()
+        self._flights: dict[Question, _Flight] = {}
+
+    def renew_in_child(self) -> None:
+        """After a fork: the parent's requests under way are not the child's. Handles stay."""
+        self._lock = threading.Lock()
+        self._flights = {}
+
+    def link(self) -> DaemonLink:
+        """The connection to the daemon, made when first needed."""
+        if self._link is None:
+            from kaas.client.daemon_link import DaemonLink
+
+            self._link = DaemonLink(self.socket)
+        return self._link
+
+    def environment(self) -> Environment:
+        """What decides keys on this node: as published in the store, else as the daemon says."""
+        return self._store.environment() or self.link().environment()
+
+    def device(self) -> Device:
+        """This process's device. Raises :class:`DeviceError`."""
+        from kaas.client.device import open_device
+
+        return open_device(self.environment())
+
+    def find(self, question: Question, strict: bool = False) -> KernelHandle | None:
+        """The kernel from the store, without asking anybody; ``None`` is a miss.
+
+        Raises :class:`StrictMiss` when ``strict`` and the store says for certain that it is not there.
+        """
+        environment = self._store.environment()
+        if environment is None:
+            return None
+        spec, soc_name = question
+        key = self._store.key(environment, spec, soc_name)
+        try:
+            artifact = self._store.find(key)
+        except (PermissionDenied, StoreUnavailable) as error:
+            warn("the daemon is asked, because the store cannot be read: %s", error)
+            return None
+        if artifact is not None:
+            return self._keep(question, artifact)
+        if strict:
+            raise StrictMiss(
+                f"strict mode: the kernel {spec!r} is not in the store",
+                hint="pre-warm it (kaas prewarm), or ask without strict",
+                key=key,
+                spec=spec.to_record(),
+            )
+        return None
+
+    def _keep(self, question: Question, artifact: Artifact) -> KernelHandle:
+        # A second thread may have been first; everybody gets that one's handle.
+        return self.memo.setdefault(question, KernelHandle(artifact, self.device))
+
+    def fetch(self, question: Question, timeout: float | None, strict: bool) -> KernelHandle:
+        """The kernel from the daemon, compiled if need be; threads with one question share one request.
+
+        Raises what the daemon raised, :class:`DaemonUnavailable`, or :class:`DeadlineExceeded` after
+        ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            with self._lock:
+                handle = self.memo.get(question)
+                if handle is not None:
+                    return handle
+                flight = self._flights.get(question)
+                leading = flight is None
+                if flight is None:
+                    flight = self._flights[question] = _Flight()
+            if leading:
+                return self._lead(flight, question, left, strict)
+            if not flight.done.wait(left):
+                raise DeadlineExceeded(f"no kernel within {timeout:g} s", timeout_s=timeout)
+            if flight.handle is not None:
+                return flight.handle
+            # The leader's deadline and strictness were its own; anything else would fail for us, too.
+            if isinstance(flight.error, KaasError) and not isinstance(
+                flight.error, (DeadlineExceeded, StrictMiss)
+            ):
+                raise error_from_record(flight.error.to_record()) from None
+
+    def _lead(self, flight: _Flight, question: Question, timeout: float | None, strict: bool) -> KernelHandle:
+        try:
+            flight.handle = self._keep(question, self._request(question, timeout, strict))
+            return flight.handle
+        except BaseException as error:
+            flight.error = error
+            raise
+        finally:
+            with self._lock:
+                self._flights.pop(question, None)
+            flight.done.set()
+
+    def _request(self, question: Question, timeout: float | None, strict: bool) -> Artifact:
+        """Ask for a path first; ask for the bytes when the file cannot be read from here."""
+        from kaas.cache.artifact import Artifact, open_artifact
+
+        spec, soc_name = question
+        deadline = None if timeout is None else time.monotonic() + timeout
+        link, canonical = self.link(), spec.canonical()
+        reply = link.get_kernel(canonical, soc_name=soc_name, strict=strict, timeout=timeout)
+        if not reply.artifact and reply.artifact_path:
+            try:
+                return open_artifact(reply.artifact_path, reply.key)
+            except (FileNotFoundError, ArtifactDamaged, PermissionDenied, StoreUnavailable) as error:
+                warn("the daemon's file cannot be used here, asking for its bytes: %s", error)
+        if not reply.artifact:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            reply = link.get_kernel(
+                canonical, soc_name=soc_name, strict=strict, inline_artifact=True, timeout=left
+            )
+        return Artifact(reply.artifact, expected_key=reply.key, origin="the daemon's reply")

@@ -1,0 +1,150 @@
+"""LaunchPlan: all of a kernel's call that can be worked out once, so that a call only checks and packs.
+
+The device entry takes one block of bytes: pointers as 8 bytes, scalars and bound symbols at their natural
+alignment, padded to a multiple of 8.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from kaas.client.argument_checks import SCALARS, UNBOUND, ScalarCheck, TensorCheck, refusal
+from kaas.proto.errors import ArtifactDamaged, InvalidArgument
+from kaas.proto.launch import LaunchMetadata, SignatureArgument
+
+
+class _ArgumentBlock(threading.local):
+    """One block per thread: another thread's call must not tear this one's arguments."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = ctypes.create_string_buffer(size)
+
+
+class LaunchPlan:
+    """Checks and packs the arguments of one kernel.
+
+    Raises :class:`ArtifactDamaged` for metadata that contradicts itself.
+    """
+
+    def __init__(self, launch: LaunchMetadata) -> None:
+        self.launch = launch
+        self.parameters = launch.parameters
+        self.symbols = tuple(
+            dict.fromkeys(
+                extent
+                for parameter in self.parameters
+                for extent in parameter.shape
+                if isinstance(extent, str)
+            )
+        )
+        self._unbound = [UNBOUND] * len(self.symbols)
+        try:
+            self._checks = tuple(
+                ScalarCheck(parameter)
+                if parameter.role == "scalar"
+                else TensorCheck(parameter, tuple(map(self._code, parameter.shape)))
+                for parameter in self.parameters
+            )
+            layout, self._sources = self._layout(launch.signature)
+        except KeyError as error:
+            raise ArtifactDamaged(
+                f"the launch metadata names {error}, which this version does not know", part="launch"
+            ) from None
+        self._outputs = tuple(index for index, check in enumerate(self._checks) if check.written)
+        self._tensors = tuple(i for i, check in enumerate(self._checks) if isinstance(check, TensorCheck))
+        self._struct = struct.Struct(layout)
+        self.size = self._struct.size
+        self._block = _ArgumentBlock(max(self.size, 8))
+
+    def _code(self, extent: int | str) -> int:
+        return extent if isinstance(extent, int) else ~self.symbols.index(extent)
+
+    def _layout(self, signature: Sequence[SignatureArgument]) -> tuple[str, tuple[int, ...]]:
+        """``struct`` format, and where each value is in ``[one per parameter] + [one per symbol]``."""
+        parameters = {parameter.name: index for index, parameter in enumerate(self.parameters)}
+        symbols = {name: len(self.parameters) + index for index, name in enumerate(self.symbols)}
+        layout, sources, offset = "<", [], 0
+        for argument in signature:
+            sources.append((symbols if argument.kind == "symbol" else parameters)[argument.name])
+            kind = None if argument.kind == "pointer" else SCALARS[argument.dtype]
+            size, code = (kind.size, kind.code) if kind else (8, "Q")
+            padding = -offset % size
+            layout += f"{padding}x{code}"
+            offset += padding + size
+        return f"{layout}{-offset % 8}x", tuple(sources)
+
+    def pack(self, arguments: Sequence[Any], place: str) -> ctypes.Array[ctypes.c_char] | None:
+        """The packed block, this thread's own until its next call; ``None`` when nothing is to be done.
+
+        ``place`` is where tensors must live: ``cpu`` (twin) or ``npu:<index>``. Nothing is to be done when
+        every output is empty. Raises :class:`InvalidArgument` naming the argument and what is expected.
+        """
+        if len(arguments) != len(self._checks):
+            raise self._wrong_count(len(arguments))
+        symbols = self._unbound.copy()
+        values, sizes = [], []
+        for check, argument in zip(self._checks, arguments, strict=True):
+            value, size = check.bind(argument, symbols, place)
+            values.append(value)
+            sizes.append(size)
+        for output in self._outputs:
+            if sizes[output]:
+                break
+        else:
+            if self._outputs:
+                return None
+        self._refuse_overlaps(values, sizes)
+        values += symbols
+        block = self._block.bytes
+        try:
+            self._struct.pack_into(block, 0, *[values[source] for source in self._sources])
+        except struct.error as error:
+            raise self._unpackable(symbols, error) from None
+        return block
+
+    def _refuse_overlaps(self, values: list[Any], sizes: list[int]) -> None:
+        for output in self._outputs:
+            begin = values[output]
+            end = begin + sizes[output]
+            for other in self._tensors:
+                start = values[other]
+                if start < end and begin < start + sizes[other] and other != output:
+                    raise self._overlap(output, other)
+        if 0 in sizes:
+            self._refuse_empty(sizes)
+
+    def _refuse_empty(self, sizes: list[int]) -> None:
+        for index in self._tensors:
+            if not sizes[index]:
+                raise refusal(
+                    self.parameters[index].name, "is empty while an output is not", "at least one element"
+                )
+
+    def _overlap(self, output: int, other: int) -> InvalidArgument:
+        written, read = self.parameters[output].name, self.parameters[other].name
+        return refusal(written, f"shares memory with argument {read!r}", "an output with memory of its own")
+
+    def _wrong_count(self, given: int) -> InvalidArgument:
+        names = ", ".join(parameter.name for parameter in self.parameters)
+        return InvalidArgument(
+            f"{given} arguments given; expected {len(self._checks)}: {names}",
+            argument=self.parameters[min(given, len(self.parameters) - 1)].name if self.parameters else None,
+            expected=names,
+        )
+
+    def _unpackable(self, symbols: list[int], error: struct.error) -> InvalidArgument:
+        bound = ", ".join(f"{name}={value}" for name, value in zip(self.symbols, symbols, strict=True))
+        return InvalidArgument(
+            f"a bound dimension does not fit the kernel's argument ({bound}): {error}",
+            expected="extents below 2^31",
+        )
+
+    def outputs(self, arguments: Sequence[Any]) -> Any:
+        """The written arguments: one by itself, several as a tuple, none as ``None``."""
+        if len(self._outputs) == 1:
+            return arguments[self._outputs[0]]
+        return tuple(arguments[index] for index in self._outputs) or None

@@ -1,0 +1,99 @@
+"""Tensors: what a launch needs to know of a torch tensor or a NumPy array, without importing either.
+
+A reader turns one argument into its :data:`Facts`. Readers are chosen once per Python type, because asking an
+object what it is costs more than asking it for its pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Facts = tuple[int, str, tuple[int, ...], bool, str, bool, bool]
+"""Pointer, dtype, shape, C-contiguous, place, is a NumPy array, writable.
+
+``dtype`` is kaas's name, or the foreign one where kaas has none.
+
+``place`` is ``cpu`` or ``npu:<index>``, or whatever else the tensor's library calls its device.
+"""
+Reader = Callable[[Any], Facts]
+
+HOST_ARRAY_ALIGNMENT = 16
+"""What NumPy's allocator promises. Arrays never reach a device, whose allocations are 512-byte aligned, so
+holding them to a device's alignment would refuse ordinary arrays for nothing."""
+
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4, "int64": 8}
+_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "int32", "int64": "int64"}
+_dtypes: dict[Any, str] = {}
+_places: dict[Any, str] = {}
+_readers: dict[type, Reader | None] = {}
+
+
+class Unreadable(Exception):
+    """A tensor that has no plain memory (sparse, meta, fake ...); the message says so."""
+
+
+def reader_for(argument: Any) -> Reader | None:
+    """The reader of this argument's type, or ``None`` when it is no tensor."""
+    kind = type(argument)
+    try:
+        return _readers[kind]
+    except KeyError:
+        reader = _choose(kind)
+        _readers[kind] = reader
+        return reader
+
+
+def _choose(kind: type) -> Reader | None:
+    if hasattr(kind, "data_ptr") and hasattr(kind, "is_contiguous"):
+        return _read_torch
+    # NumPy's scalars have the array interface too, but no memory that a kernel could write.
+    if any(base.__module__ == "numpy" and base.__name__ == "ndarray" for base in kind.__mro__):
+        return _read_numpy
+    return None
+
+
+def _read_torch(tensor: Any) -> Facts:
+    try:
+        dtype = tensor.dtype
+        device = tensor.device
+        return (
+            tensor.data_ptr(),
+            _dtypes.get(dtype) or _name_dtype(dtype),
+            tensor.shape,
+            tensor.is_contiguous(),
+            _places.get(device) or _name_place(device),
+            False,
+            True,
+        )
+    except RuntimeError as error:
+        raise Unreadable(str(error).splitlines()[0]) from None
+
+
+def _read_numpy(array: Any) -> Facts:
+    dtype = array.dtype
+    flags = array.flags
+    return (
+        array.__array_interface__["data"][0],
+        _dtypes.get(dtype) or _name_dtype(dtype),
+        array.shape,
+        flags.c_contiguous,
+        "cpu",
+        True,
+        flags.writeable,
+    )
+
+
+def _name_dtype(dtype: Any) -> str:
+    name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    # A byte-swapped array has the right name and the wrong bytes.
+    known = _NAMES.get(name, name) if getattr(dtype, "isnative", True) else f"byte-swapped {name}"
+    _dtypes[dtype] = known
+    return known
+
+
+def _name_place(device: Any) -> str:
+    kind = str(device.type)
+    place = kind if kind == "cpu" else f"{kind}:{device.index or 0}"
+    _places[device] = place
+    return place
