@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from kaas.proto.errors import InvalidRequest, JobNotFound, KaasError, Overloaded, ShuttingDown
+from kaas.server.kernel_request import Outcome
 from kaas.server.status import as_kaas_error
 from kaas.server.telemetry import facts
 
@@ -23,8 +24,6 @@ MAX_ACTIVE_JOBS = 64
 FINISHED_JOBS_KEPT = 64
 FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 5.0
-
-Outcome = Literal["hit", "compiled", "joined"]
 
 
 class PrewarmEntry(msgspec.Struct, frozen=True, kw_only=True):

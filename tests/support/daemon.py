@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,11 +35,11 @@ class DaemonProcess:
     def __init__(self, directory: Path, *, environ: Mapping[str, str] | None = None, **options: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         # A Unix socket's path is limited to 107 bytes, and test directories can be deep.
-        self._short = tempfile.TemporaryDirectory(prefix="kaas-")
+        self._short = Path(tempfile.mkdtemp(prefix="kaas-"))
         self.directory = directory
         self.log_path = directory / "daemon.log"
         self.options = {
-            "socket": str(Path(self._short.name) / "kaas.sock"),
+            "socket": str(self._short / "kaas.sock"),
             "store": str(directory / "store"),
             "rest_address": "127.0.0.1:0",
             "soc_name": "Ascend950PR_9579",
@@ -135,6 +136,10 @@ class DaemonProcess:
         self._close_pipe()
         return self.process.returncode
 
+    def discard(self) -> None:
+        """Remove the socket's directory; for an instance that was never entered."""
+        shutil.rmtree(self._short, ignore_errors=True)
+
     def log_text(self) -> str:
         return self.log_path.read_text(errors="replace")
 
@@ -161,7 +166,7 @@ class DaemonProcess:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         finally:
-            self._short.cleanup()
+            self.discard()
 
 
 def descendants(mark: str, session: int) -> list[int]:

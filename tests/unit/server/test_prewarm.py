@@ -8,7 +8,8 @@ import pytest
 
 from kaas.proto.errors import CompileFailed, InvalidRequest, JobNotFound, Overloaded, ShuttingDown
 from kaas.server import prewarm
-from kaas.server.prewarm import Outcome, PrewarmEntry, PrewarmEvent, PrewarmJob, PrewarmJobs
+from kaas.server.kernel_request import Outcome
+from kaas.server.prewarm import PrewarmEntry, PrewarmEvent, PrewarmJob, PrewarmJobs
 
 
 def entries(count: int) -> list[PrewarmEntry]:

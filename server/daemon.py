@@ -1,0 +1,215 @@
+"""Daemon: the composition root. Builds every part from the configuration, serves, stops in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from kaas.cache.atomic import write_staged
+from kaas.cache.environment_file import publish_environment, read_environment
+from kaas.cache.index import KernelIndex
+from kaas.cache.store import Store
+from kaas.compiler.device_probe import detect_target
+from kaas.compiler.environment import describe_environment
+from kaas.compiler.job import CompileLimits
+from kaas.compiler.pool import CompilerPool
+from kaas.compiler.toolkit import Toolkit, find_toolkit, read_toolkit
+from kaas.proto.environment import Environment
+from kaas.proto.errors import KaasError
+from kaas.server import listeners
+from kaas.server.catalog import Catalog
+from kaas.server.config import Config, load_config, parse_address
+from kaas.server.grpc_api import GrpcServer, KernelServicer
+from kaas.server.kernel_request import Kernel
+from kaas.server.listeners import SocketAccess
+from kaas.server.prewarm import PrewarmJobs
+from kaas.server.rest_api import create_app
+from kaas.server.rest_server import RestServer
+from kaas.server.scheduler import Scheduler
+from kaas.server.service import KernelService
+from kaas.server.telemetry import configure_logging, facts
+
+log = logging.getLogger(__name__)
+
+REFUSED_TO_START = 2
+"""Exit status when the daemon cannot start; the reason is one line on standard error."""
+
+
+def run_daemon(overrides: Mapping[str, str], config_file: Path | None = None) -> int:
+    """Serve until SIGTERM, SIGINT or SIGHUP. Returns the exit status; never raises for what a user did."""
+    try:
+        config = load_config(overrides, config_file)
+        configure_logging(config)
+        return serve(config)
+    except KaasError as error:
+        print(f"kaas: {error}", file=sys.stderr)
+        return REFUSED_TO_START
+
+
+def serve(config: Config) -> int:
+    """Run one daemon in this process. Raises :class:`KaasError` when it cannot start."""
+    asyncio.run(_serve(config))
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    daemon = Daemon(config)
+    try:
+        await daemon.start()
+        print(daemon.banner(), flush=True)
+        await stop.wait()
+    finally:
+        limit = threading.Timer(config.shutdown_grace_s, _give_up)
+        limit.daemon = True
+        limit.start()
+        await daemon.stop()
+        log.info("stopped")
+
+
+def _give_up() -> None:
+    # Something does not end (a disk that hangs, say). All that matters is on disk already.
+    log.error("the grace period is over, leaving at once")
+    os._exit(1)
+
+
+class Daemon:
+    """All parts of a running daemon. ``start`` listens first; what can wait runs in the background."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        access = SocketAccess(mode=int(config.socket_mode, 8), group=config.socket_group)
+        self._access = access
+        # The commonest mistake, a second daemon, is told before anything expensive happens.
+        listeners.refuse_live(Path(config.socket), field="socket")
+        log.info("configuration", extra=facts(**msgspec.structs.asdict(config)))
+        self._toolkit = _toolkit(config)
+        self._closing = contextlib.AsyncExitStack()
+        self._ready = asyncio.Event()
+
+    async def start(self) -> None:
+        """Open the store, publish the environment, listen; warm the workers in the background."""
+        config = self._config
+        closing = self._closing
+        self._store = Store.open(Path(config.store))
+        closing.callback(self._store.close)
+        self.environment = _environment(config, self._toolkit)
+        publish_environment(Path(config.store), self.environment)
+        index = KernelIndex(Path(config.store))
+        scheduler: Scheduler[Kernel] = Scheduler(workers=config.workers, queue_limit=config.queue_limit)
+        self._catalog = Catalog(self.environment, self._store, index, scheduler)
+        closing.push_async_callback(self._catalog.close)
+        pool = self._pool = CompilerPool(
+            max_jobs=config.zygote_max_jobs, max_rss_bytes=config.zygote_max_rss_bytes
+        )
+        closing.push_async_callback(pool.close)
+        service = KernelService(
+            environment=self.environment,
+            store=self._store,
+            catalog=self._catalog,
+            pool=pool,
+            scheduler=scheduler,
+            limits=CompileLimits(
+                wall_s=config.compile_wall_limit_s, memory_bytes=config.compile_memory_limit_bytes
+            ),
+        )
+        jobs = PrewarmJobs(service.warm, width=2 * config.workers)
+        await self._listen(service, jobs)
+        closing.push_async_callback(scheduler.stop, config.shutdown_grace_s)
+        closing.push_async_callback(jobs.stop)
+        closing.push_async_callback(self._grpc.begin_stop)
+        background = asyncio.create_task(self._warm_up(), name="warm-up")
+        closing.push_async_callback(_cancelled, background)
+
+    async def stop(self) -> None:
+        """Refuse new work, wake every waiter, end workers, remove the sockets."""
+        await self._closing.aclose()
+
+    def banner(self) -> str:
+        """The one line that says what is served, how and where."""
+        target, toolchain = self.environment.target, self.environment.toolchain
+        compiler = f"CANN {toolchain.cann_version}"
+        if toolchain.kind == "twin":
+            compiler = f"the CPU TWIN (no NPU, no CANN: results are emulated) of {compiler}"
+        rest = f", REST on {self._rest.url}" if self._rest else ""
+        return (
+            f"kaas serving {target.soc_name} ({target.cube_cores} cube cores) with {compiler} "
+            f"on {self._config.socket}{rest}, store {self._config.store}"
+        )
+
+    async def readiness(self) -> dict[str, bool]:
+        """The checks behind ``/readyz``."""
+        return {
+            "workers_warm": self._ready.is_set() and self._pool.is_warm,
+            "store_usable": await asyncio.to_thread(_is_writable, self._store),
+        }
+
+    async def _listen(self, service: KernelService, jobs: PrewarmJobs) -> None:
+        config = self._config
+        self._grpc = GrpcServer(KernelServicer(service, self._catalog, jobs))
+        self._grpc.bind_unix(Path(config.socket), self._access)
+        self._closing.push_async_callback(self._grpc.stop, 1.0)
+        if (tcp := parse_address(config.tcp_address)) is not None:
+            self._grpc.bind_tcp(tcp.host, tcp.port)
+        self._rest: RestServer | None = None
+        if (rest := parse_address(config.rest_address)) is not None:
+            app = create_app(service, self._catalog, jobs, self.readiness, version("ascend-kaas"))
+            self._rest = RestServer(app, rest, self._access, allow_remote=config.allow_remote)
+            self._closing.push_async_callback(self._rest.stop)
+            self._rest.start()
+        await self._grpc.start()
+
+    async def _warm_up(self) -> None:
+        try:
+            await self._catalog.rebuild_if_stale()
+            await self._pool.start()
+        except KaasError as error:
+            log.error("compile workers cannot start, only cached kernels are served: %s", error)
+            return
+        self._ready.set()
+        await self._grpc.set_ready(True)
+        log.info("ready: compile workers are warm")
+
+
+def _is_writable(store: Store) -> bool:
+    try:
+        write_staged(store.layout.staging, "readiness", b"").unlink()
+    except OSError as error:
+        log.warning("the store is not writable: %s", error)
+        return False
+    return True
+
+
+def _toolkit(config: Config) -> Toolkit:
+    return read_toolkit(Path(config.toolkit_home)) if config.toolkit_home else find_toolkit(os.environ)
+
+
+def _environment(config: Config, toolkit: Toolkit) -> Environment:
+    """This node's environment; its generation is the stored one's, or the next if anything changed."""
+    target, source = detect_target(toolkit, config.soc_name or None)
+    describe = functools.partial(describe_environment, toolkit, target, source, socket=config.socket)
+    before = read_environment(Path(config.store))
+    if before is None:
+        return describe(generation=1)
+    now = describe(generation=before.generation)
+    return now if now == before else msgspec.structs.replace(now, generation=before.generation + 1)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

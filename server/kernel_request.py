@@ -1,0 +1,58 @@
+"""What the main path passes along: a client's request, the checked question, the kernel, the delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from kaas.kernel_library.spec import KernelSpec
+from kaas.proto.passport import KernelKey, Passport
+from kaas.proto.target import Target
+from kaas.server.scheduler import Priority
+
+Outcome = Literal["hit", "compiled", "joined"]
+"""It was in the store; this request started its compile; this request joined one under way."""
+
+
+class KernelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asks; ``spec`` is JSON text or a plain mapping."""
+
+    spec: bytes | Mapping[str, Any]
+    soc_name: str = ""
+    priority: Priority = Priority.FOREGROUND
+    strict: bool = False
+    inline: bool = False
+    timeout_s: float | None = None
+    client: str = ""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request: which kernel it means on this node."""
+
+    spec: KernelSpec
+    target: Target
+    passport: Passport
+    key: KernelKey
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """A kernel, ready: its file, or its bytes on request or when it could not be stored."""
+
+    key: KernelKey
+    outcome: Outcome
+    artifact_path: Path | None
+    artifact: bytes | None
+    compile_seconds: float
+    waited_seconds: float
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished kernel as the scheduler hands it to every waiter; ``encoded`` only when not stored."""
+
+    path: Path | None
+    encoded: bytes | None
+    compile_seconds: float
+    was_compiled: bool

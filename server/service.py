@@ -1,0 +1,223 @@
+"""Service: the main path of the daemon, from a request to a kernel in the store.
+
+The only module that joins compiler and cache. Transports call it and decide nothing themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kaas.cache.artifact import encode_artifact
+from kaas.cache.store import Store
+from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
+from kaas.compiler.pool import CompilerPool
+from kaas.kernel_library.registry import parse_spec
+from kaas.kernel_library.targets import target_named
+from kaas.proto.environment import Environment
+from kaas.proto.errors import (
+    KaasError,
+    PermissionDenied,
+    StoreFull,
+    StoreUnavailable,
+    StrictMiss,
+    WorkerCrashed,
+)
+from kaas.proto.passport import KernelKey
+from kaas.server.catalog import Catalog, summarize_passport
+from kaas.server.kernel_request import Delivery, Kernel, KernelRequest, Outcome, Question
+from kaas.server.prewarm import PrewarmEntry
+from kaas.server.scheduler import Priority, Scheduler
+from kaas.server.telemetry import facts
+
+log = logging.getLogger(__name__)
+
+COMPILE_ATTEMPTS = 3
+"""A worker that dies (killed from outside, say) is replaced this often for one request."""
+
+
+class KernelService:
+    """Finds or compiles kernels for this node's environment."""
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        store: Store,
+        catalog: Catalog,
+        pool: CompilerPool,
+        scheduler: Scheduler[Kernel],
+        limits: CompileLimits,
+    ) -> None:
+        self.environment = environment
+        self._store = store
+        self._catalog = catalog
+        self._pool = pool
+        self._scheduler = scheduler
+        self._limits = limits
+
+    def question(self, spec: bytes | Mapping[str, Any], soc_name: str = "") -> Question:
+        """Check spec and target and compute the key. Raises :class:`InvalidSpec` or UnsupportedTarget."""
+        parsed = parse_spec(spec)
+        own = self.environment.target
+        target = (
+            own if soc_name.strip().casefold() in ("", own.soc_name.casefold()) else target_named(soc_name)
+        )
+        parsed.check_target(target)
+        passport = self.environment.passport(parsed.to_record(), target)
+        return Question(spec=parsed, target=target, passport=passport, key=passport.key())
+
+    async def get_kernel(self, request: KernelRequest) -> Delivery:
+        """Find the kernel in the store, or compile it (with everybody else who asks for it)."""
+        started = time.monotonic()
+        family, key, outcome = "", "", "refused"
+        try:
+            question = self.question(request.spec, request.soc_name)
+            family, key = question.spec.family, question.key
+            kernel, found = await self._find_or_compile(question, request)
+            outcome = found
+            return Delivery(
+                key=question.key,
+                outcome=found,
+                artifact_path=kernel.path,
+                artifact=await self._bytes(kernel, request.inline),
+                compile_seconds=kernel.compile_seconds,
+                waited_seconds=time.monotonic() - started,
+            )
+        except BaseException as error:
+            outcome = error.code if isinstance(error, KaasError) else type(error).__name__
+            raise
+        finally:
+            log.info(
+                "kernel",
+                extra=facts(
+                    key=key[:12],
+                    family=family,
+                    outcome=outcome,
+                    ms=round(1000 * (time.monotonic() - started), 1),
+                    priority=request.priority.name.lower(),
+                    client=request.client,
+                ),
+            )
+
+    async def warm(self, entry: PrewarmEntry) -> tuple[str, Outcome]:
+        """One entry of a pre-warm job: behind foreground work, however long it takes."""
+        request = KernelRequest(spec=entry.spec, soc_name=entry.soc_name, priority=Priority.PREWARM)
+        delivery = await self.get_kernel(request)
+        return delivery.key, delivery.outcome
+
+    async def _find_or_compile(self, question: Question, request: KernelRequest) -> tuple[Kernel, Outcome]:
+        stored = await self._load(question.key)
+        if stored is not None:
+            return stored, "hit"
+        if request.strict:
+            explanation = await self._catalog.explain(question.passport)
+            raise StrictMiss(
+                f"strict mode: {explanation.reason}",
+                hint="pre-warm it, or ask without strict",
+                key=question.key,
+                spec=question.spec.to_record(),
+            )
+        landing = await self._scheduler.run(
+            question.key,
+            functools.partial(self._build, question),
+            priority=request.priority,
+            timeout_s=request.timeout_s,
+            subject=question.passport,
+        )
+        if landing.joined:
+            return landing.value, "joined"
+        return landing.value, "compiled" if landing.value.was_compiled else "hit"
+
+    async def _load(self, key: KernelKey) -> Kernel | None:
+        """The stored kernel, verified; a damaged or unreadable one is a miss."""
+        try:
+            artifact = await asyncio.to_thread(self._store.load, key)
+        except (StoreUnavailable, PermissionDenied) as trouble:
+            log.warning("store trouble counts as a miss: %s", trouble, extra=facts(key=key[:12]))
+            return None
+        if artifact is None:
+            return None
+        with artifact:
+            self._catalog.used(key)
+            return Kernel(
+                path=self._store.layout.artifact_path(key),
+                encoded=None,
+                compile_seconds=artifact.compile_seconds,
+                was_compiled=False,
+            )
+
+    async def _build(self, question: Question) -> Kernel:
+        # The kernel may have landed between the caller's look into the store and this flight.
+        stored = await self._load(question.key)
+        if stored is not None:
+            return stored
+        output = await self._compile(question)
+        created_unix = time.time()
+        encoded = encode_artifact(
+            passport=question.passport,
+            launch=output.launch,
+            choices=output.choices,
+            image=output.image,
+            source=output.source,
+            log=output.log,
+            created_unix=created_unix,
+            compile_seconds=output.compile_seconds,
+        )
+        path = await self._publish(question.key, encoded)
+        if path is not None:
+            self._catalog.added(
+                {
+                    **summarize_passport(question.passport),
+                    "size_bytes": len(encoded),
+                    "created_unix": created_unix,
+                    "compile_seconds": output.compile_seconds,
+                }
+            )
+        return Kernel(
+            path=path,
+            encoded=encoded if path is None else None,
+            compile_seconds=output.compile_seconds,
+            was_compiled=True,
+        )
+
+    async def _compile(self, question: Question) -> CompileOutput:
+        job = CompileJob(
+            spec=question.passport.spec,
+            target=question.target,
+            toolkit_home=self.environment.locality.toolkit_home,
+            options=self.environment.options,
+            limits=self._limits,
+        )
+        for attempt in range(1, COMPILE_ATTEMPTS + 1):
+            log.info("compiler start", extra=facts(key=question.key[:12], attempt=attempt))
+            try:
+                return await self._pool.compile(job)
+            except WorkerCrashed as crash:
+                if attempt == COMPILE_ATTEMPTS:
+                    raise
+                log.warning(
+                    "compile worker died, trying again: %s", crash, extra=facts(key=question.key[:12])
+                )
+        raise AssertionError("unreachable")
+
+    async def _publish(self, key: KernelKey, encoded: bytes) -> Path | None:
+        """Into the store; one that cannot take it costs the cache entry, not the answer."""
+        try:
+            return await asyncio.to_thread(self._store.publish, key, encoded)
+        except (StoreFull, StoreUnavailable) as refusal:
+            log.warning("kernel is served but not stored: %s", refusal, extra=facts(key=key[:12]))
+            return None
+
+    async def _bytes(self, kernel: Kernel, inline: bool) -> bytes | None:
+        if kernel.path is None or not inline:
+            return kernel.encoded
+        try:
+            return await asyncio.to_thread(kernel.path.read_bytes)
+        except OSError as error:
+            raise StoreUnavailable(f"{kernel.path} went away while it was read: {error.strerror}") from None
