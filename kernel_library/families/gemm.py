@@ -1,6 +1,6 @@
 """gemm: D[M, N] = (alpha *) A @ B (+ D) on the cube cores, fp32 accumulation."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang programs below are a language of their own: their annotations are buffers, not types.
 
 from typing import Any, Literal
@@ -227,19 +227,31 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
         return T.copy(l1[slot, :, part * mk : part * mk + mk], l0_tile)
 
     @T.macro
-    def origin_of(tile: Any) -> Any:
-        """First row and column of a tile; ``window`` tile rows are walked together, column by column."""
-        row = T.alloc_var("int32")
-        col = T.alloc_var("int32")
+    def origin_of(tile_index: Any, extent: Any, count: Any, block: int) -> Any:
+        """First element of a tile row or column.
+
+        A static extent gets its bounds stated, so that copies of whole tiles lose their clamps and zero fills.
+        A dynamic one is kept in a variable: proofs about its formula would cost most of the lowering time.
+        """
+        if extent == DYNAMIC:
+            start = T.alloc_var("int32")
+            start = tile_index * block
+        else:
+            T.assume(tile_index >= 0)
+            T.assume(tile_index < count)
+            start = tile_index * block
+        return start
+
+    @T.macro
+    def place_of(tile: Any) -> Any:
+        """Tile row and column of a tile; ``window`` tile rows are walked together, column by column."""
         first = T.alloc_var("int32")
         rows = T.alloc_var("int32")
         rest = T.alloc_var("int32")
         first = T.truncdiv(tile, window * n_tiles) * window
         rows = T.min(m_tiles - first, window)
         rest = T.truncmod(tile, window * n_tiles)
-        row = (first + T.truncmod(rest, rows)) * bm
-        col = T.truncdiv(rest, rows) * bn
-        return row, col
+        return first + T.truncmod(rest, rows), T.truncdiv(rest, rows)
 
     @T.macro
     def store_accumulator(l0c: Any, slot: Any, d: Any, row: Any, col: Any, accumulator_ub: Any) -> None:
@@ -271,7 +283,9 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
         if spec.accumulate and not vector_epilogue:
             T.set_atomic("add", dtype_d)
         for turn in T.serial(turns_of(core)):
-            row, col = origin_of(turn * cores + core)
+            tile_row, tile_col = place_of(turn * cores + core)
+            row = origin_of(tile_row, spec.m, m_tiles, bm)
+            col = origin_of(tile_col, spec.n, n_tiles, bn)
             T.ascend_wait_flag("FIX_M", turn % l0c_stages)
             for step in T.serial(k_steps):
                 T.ascend_wait_flag("MTE1_MTE2", l1_turn % l1_stages)
@@ -346,9 +360,9 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
         if spec.accumulate:
             T.ascend_set_flag("V_MTE2", 0)
         for turn in T.serial(turns_of(core)):
-            tile_row, col = origin_of(turn * cores + core)
-            row = T.alloc_var("int32")
-            row = tile_row + vector_core * half
+            tile_row, tile_col = place_of(turn * cores + core)
+            row = origin_of(tile_row, spec.m, m_tiles, bm) + vector_core * half
+            col = origin_of(tile_col, spec.n, n_tiles, bn)
             if spec.accumulate:
                 T.ascend_wait_flag("V_MTE2", 0)
                 T.copy(d[row : row + half, col : col + bn], old_ub)
