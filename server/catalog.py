@@ -141,7 +141,7 @@ class Catalog:
         await self._on_index(self._index.close)
         self._thread.shutdown(wait=False)
 
-    async def list(self, wanted: KernelFilter, *, page_size: int, page_token: str) -> KernelPage:
+    async def page(self, wanted: KernelFilter, *, page_size: int, page_token: str) -> KernelPage:
         """Kernels that are coming, then cached ones, most recently used first.
 
         Raises :class:`InvalidRequest` for an unknown state, page size or page token.

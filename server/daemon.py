@@ -38,6 +38,7 @@ from kaas.server.rest_api import create_app
 from kaas.server.rest_server import RestServer
 from kaas.server.scheduler import Scheduler
 from kaas.server.service import KernelService
+from kaas.server.status import as_kaas_error
 from kaas.server.telemetry import configure_logging, facts
 
 log = logging.getLogger(__name__)
@@ -52,8 +53,8 @@ def run_daemon(overrides: Mapping[str, str], config_file: Path | None = None) ->
         config = load_config(overrides, config_file)
         configure_logging(config)
         return serve(config)
-    except KaasError as error:
-        print(f"kaas: {error}", file=sys.stderr)
+    except Exception as error:  # nothing but one line reaches whoever started it; a bug's traceback is logged
+        print(f"kaas: {as_kaas_error(error)}", file=sys.stderr)
         return REFUSED_TO_START
 
 

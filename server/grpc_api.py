@@ -79,7 +79,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
         """One page of cached and coming kernels."""
 
         async def answer() -> pb.ListKernelsResponse:
-            page = await self._catalog.list(
+            page = await self._catalog.page(
                 KernelFilter(
                     family=request.family,
                     soc_name=request.soc_name,

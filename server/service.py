@@ -193,6 +193,7 @@ class KernelService:
             toolkit_home=self.environment.locality.toolkit_home,
             options=self.environment.options,
             limits=self._limits,
+            toolchain=self.environment.toolchain,
         )
         for attempt in range(1, COMPILE_ATTEMPTS + 1):
             log.info("compiler start", extra=facts(key=question.key[:12], attempt=attempt))

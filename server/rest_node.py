@@ -1,0 +1,54 @@
+"""REST routes on the node: environment, kernel families, health."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from fastapi import FastAPI, Response
+
+import kaas.server.rest_models as bodies
+from kaas.kernel_library.registry import families, json_schema
+from kaas.server.rest_parameters import PageSize, PageToken, page_of
+from kaas.server.service import KernelService
+
+Readiness = Callable[[], Awaitable[dict[str, bool]]]
+
+
+def add_node_routes(app: FastAPI, service: KernelService, readiness: Readiness) -> None:
+    """The node: what it is, what it can compile, how it is."""
+
+    @app.get("/v1/environment", tags=["node"])
+    async def environment() -> bodies.EnvironmentBody:
+        """What decides keys on this node: target, toolchain, generator."""
+        return bodies.EnvironmentBody.model_validate(msgspec.to_builtins(service.environment))
+
+    @app.get("/v1/families", tags=["node"])
+    async def list_families(page_size: PageSize = 100, page_token: PageToken = "") -> bodies.FamilyPageBody:
+        """Kernel families and the JSON Schema of their specs, by name."""
+        page, next_token, total = page_of(sorted(families()), page_size, page_token)
+        return bodies.FamilyPageBody(
+            families=[
+                bodies.FamilyBody(
+                    name=name,
+                    summary=families()[name].summary,
+                    spec_schema=json_schema(families()[name].spec_type),
+                )
+                for name in page
+            ],
+            next_page_token=next_token,
+            total=total,
+        )
+
+    @app.get("/healthz", tags=["health"])
+    async def healthz() -> bodies.HealthBody:
+        """The daemon answers."""
+        return bodies.HealthBody(status="serving")
+
+    @app.get("/readyz", tags=["health"], responses={503: {"model": bodies.ReadyBody}})
+    async def readyz(response: Response) -> bodies.ReadyBody:
+        """Compile workers are warm and the store is usable; 503 until then."""
+        checks = await readiness()
+        ready = all(checks.values())
+        response.status_code = 200 if ready else 503
+        return bodies.ReadyBody(ready=ready, checks=checks)

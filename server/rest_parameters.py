@@ -1,0 +1,59 @@
+"""Parameters, paging and problem responses that REST routes share."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Path, Query
+
+import kaas.server.rest_models as bodies
+from kaas.proto.errors import InvalidRequest
+from kaas.server.status import PROBLEM_MEDIA_TYPE
+
+MAX_PAGE = 500
+Item = TypeVar("Item")
+
+Key = Annotated[
+    str,
+    Path(
+        description="the full key, or an unambiguous prefix of at least 6 digits",
+        pattern=r"^[0-9a-f]{6,64}$",
+        examples=[bodies.KEY],
+    ),
+]
+JobId = Annotated[str, Path(max_length=64, examples=["9f86d081884c7d65"])]
+PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+PageToken = Annotated[str, Query(max_length=512, description="`next_page_token` of the page before")]
+Filter = Annotated[str, Query(max_length=200)]
+
+
+_PROBLEM: dict[str, Any] = {
+    "description": "RFC 9457 problem document",
+    "content": {
+        PROBLEM_MEDIA_TYPE: {
+            "schema": {"$ref": "#/components/schemas/Problem"},
+            "example": bodies.Problem.model_config["json_schema_extra"]["examples"][0],  # type: ignore[index, call-overload]
+        }
+    },
+}
+PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": _PROBLEM, "5XX": _PROBLEM}
+
+
+def page_of(items: Sequence[Item], size: int, token: str) -> tuple[Sequence[Item], str, int]:
+    """One page of a short sequence, the token of the next, and the total."""
+    start = 0
+    if token:
+        try:
+            start = int(base64.urlsafe_b64decode(token.encode()))
+        except (ValueError, binascii.Error):
+            start = -1
+        if not 0 <= start <= len(items):
+            raise InvalidRequest(
+                "the page token is not one of ours", field="page_token", legal="a next_page_token"
+            )
+    end = start + size
+    more = base64.urlsafe_b64encode(str(end).encode()).decode() if end < len(items) else ""
+    return items[start:end], more, len(items)
