@@ -1,0 +1,150 @@
+"""Run one command under a wall-clock and a memory limit, over all its processes, and keep a bounded log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from kaas.compiler.job import CompileLimits
+from kaas.compiler.process_tree import descendants, die_with_parent, end_tree, held_bytes
+
+POLL_S = 0.02
+LOG_HEAD_BYTES = 32 << 10
+LOG_TAIL_BYTES = 96 << 10
+OUTPUT_FILE_LIMIT_BYTES = 1 << 30
+_ADDRESS_SLACK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """How a guarded command ended. ``status`` is the exit status, negative for a signal."""
+
+    outcome: Literal["exited", "timeout", "memory"]
+    status: int
+    log: str
+    peak_bytes: int
+
+
+class BoundedLog:
+    """The beginning and the end of a byte stream of any length."""
+
+    def __init__(self, head: int = LOG_HEAD_BYTES, tail: int = LOG_TAIL_BYTES) -> None:
+        self._head_limit, self._tail_limit = head, tail
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+
+    def add(self, data: bytes) -> None:
+        """Append."""
+        room = self._head_limit - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        excess = len(self._tail) - self._tail_limit
+        if excess > 0:
+            del self._tail[:excess]
+            self._dropped += excess
+
+    def text(self) -> str:
+        """What was kept, with a note where bytes are missing."""
+        gap = f"\n[... {self._dropped} bytes left out ...]\n".encode() if self._dropped else b""
+        return (bytes(self._head) + gap + bytes(self._tail)).decode(errors="replace")
+
+
+def run_guarded(
+    argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str], limits: CompileLimits
+) -> Finished:
+    """Run ``argv`` in a session of its own until it ends or breaks a limit; then kill what is left of it.
+
+    A descendant that has left both the session and its parent is out of reach here; the supervisor, to which
+    such orphans fall, ends them with the job. Raises ``OSError`` when it cannot be started. Call it from a
+    single-threaded process.
+    """
+    deadline = time.monotonic() + limits.wall_s
+    process = subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_child_setup(limits.memory_bytes, os.getpid()),
+    )
+    log = BoundedLog()
+    peak = 0
+    outcome: Literal["exited", "timeout", "memory"] = "exited"
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    try:
+        while process.poll() is None:
+            _wait_and_read(process.stdout, log)
+            held = sum(map(held_bytes, (process.pid, *descendants(process.pid))))
+            peak = max(peak, held)
+            if held > limits.memory_bytes:
+                outcome = "memory"
+                break
+            if time.monotonic() > deadline:
+                outcome = "timeout"
+                break
+    finally:
+        _end_session(process)
+        with process.stdout:
+            _read_available(process.stdout, log)
+    return Finished(outcome=outcome, status=process.wait(), log=log.text(), peak_bytes=peak)
+
+
+def _child_setup(memory_bytes: int, parent: int) -> Callable[[], None]:
+    data_limit = 2 * memory_bytes + _ADDRESS_SLACK_BYTES
+
+    def setup() -> None:
+        die_with_parent(signal.SIGKILL, parent)
+        # The poll above is the limit; this stops what allocates faster than it looks.
+        _lower_limit(resource.RLIMIT_DATA, data_limit)
+        _lower_limit(resource.RLIMIT_FSIZE, OUTPUT_FILE_LIMIT_BYTES)
+        _lower_limit(resource.RLIMIT_CORE, 0)
+
+    return setup
+
+
+def _lower_limit(which: int, value: int) -> None:
+    _, hard = resource.getrlimit(which)
+    limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (limit, limit))
+
+
+def _wait_and_read(stream: IO[bytes], log: BoundedLog) -> None:
+    ready, _, _ = select.select([stream], [], [], POLL_S)
+    if ready and not _read_available(stream, log):
+        time.sleep(POLL_S)  # closed by all writers, but the process runs on
+
+
+def _read_available(stream: IO[bytes], log: BoundedLog) -> bool:
+    """Read a bounded amount without waiting; whether anything may still come."""
+    for _ in range(64):
+        try:
+            data = os.read(stream.fileno(), 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        log.add(data)
+    return True
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill the command with all below it, and whatever stayed in its process group when it ended by
+    itself."""
+    if process.poll() is None:
+        end_tree(process.pid)
+        process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,358 @@
+"""Compiler pool: the daemon's way to compile, one process tree per job, never in the daemon itself.
+
+The pool keeps one warm zygote, replaces it when it has done enough or dies, and turns what becomes of a job
+into an output or a typed error. It does not limit how many jobs run at once: that is the scheduler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from kaas.compiler.device_build import signal_name
+from kaas.compiler.frames import (
+    Result,
+    Verdict,
+    WorkerStarted,
+    decode,
+    decode_supervisor_message,
+    read_frame,
+    write_frame,
+)
+from kaas.compiler.job import CompileJob, CompileOutput
+from kaas.compiler.process_tree import is_alive
+from kaas.compiler.zygote_link import ZygoteLink
+from kaas.proto.errors import (
+    CompileFailed,
+    CompileOutOfMemory,
+    CompileTimeout,
+    KaasError,
+    ShuttingDown,
+    StoreUnavailable,
+    WorkerCrashed,
+    error_from_record,
+)
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 2
+"""A job whose worker or compiler dies of something outside the job is tried once more, on a fresh worker."""
+
+READY_LIMIT_S = 180.0
+_OVERDUE_S = 10.0
+_GONE_LIMIT_S = 5.0
+_CLOSE_LIMIT_S = 4.0
+_NEAR_LIMIT = 0.8
+_ROOT_PREFIX = "kaas-compile-"
+
+
+class CompilerPool:
+    """Compiles jobs in forked workers. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        max_jobs: int = 500,
+        max_rss_bytes: int = 2 << 30,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """A zygote is replaced after ``max_jobs`` jobs or above ``max_rss_bytes``; running jobs are left
+        alone."""
+        self._max_jobs = max_jobs
+        self._max_rss_bytes = max_rss_bytes
+        self._environ = environ
+        self._root: _WorkRoot | None = None
+        self._link: ZygoteLink | None = None
+        self._links: set[ZygoteLink] = set()
+        self._starting: asyncio.Task[ZygoteLink] | None = None
+        self._job_ids = itertools.count(1)
+        self._workers: dict[int, int] = {}
+        self._connections: dict[int, asyncio.StreamWriter] = {}
+        self._closing = False
+        self._starts = 0
+
+    @property
+    def starts(self) -> int:
+        """Compiles started so far, repeated attempts included."""
+        return self._starts
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether a job would start at once."""
+        return self._link is not None and self._link.is_usable
+
+    @property
+    def zygote_pid(self) -> int | None:
+        """The current zygote's process id."""
+        return self._link.pid if self._link is not None and self._link.is_usable else None
+
+    def workers(self) -> list[int]:
+        """Process ids of the live workers."""
+        return [pid for pid in self._workers.values() if is_alive(pid)]
+
+    async def start(self) -> None:
+        """Start the zygote and wait until it is warm (about 5 s).
+
+        Raises :class:`ToolchainMissing` when TileLang cannot be imported, :class:`WorkerCrashed` when the
+        zygote dies, :class:`StoreUnavailable` when there is no room for temporary files.
+        """
+        await self._usable_link()
+
+    async def compile(self, job: CompileJob) -> CompileOutput:
+        """Compile one job. Cancelling the caller kills the job.
+
+        Raises :class:`CompileFailed`, :class:`CompileTimeout`, :class:`CompileOutOfMemory`,
+        :class:`WorkerCrashed` (both attempts died), ShuttingDown, and what the family's builder refuses.
+        """
+        for attempt in itertools.count(1):
+            try:
+                return await self._attempt(job)
+            except (WorkerCrashed, CompileFailed) as error:
+                if attempt >= ATTEMPTS or self._closing or not _is_worth_repeating(error):
+                    raise
+                log.warning("trying a compile again after: %s", error)
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """End every job and every process within seconds; compiles that wait raise :class:`ShuttingDown`."""
+        self._closing = True
+        if self._starting is not None:
+            self._starting.cancel()
+        for connection in list(self._connections.values()):
+            connection.transport.abort()
+        await asyncio.gather(*(link.end(_CLOSE_LIMIT_S) for link in list(self._links)))
+        if self._root is not None:
+            await asyncio.to_thread(self._root.remove)
+            self._root = None
+
+    async def _attempt(self, job: CompileJob) -> CompileOutput:
+        link = await self._usable_link()
+        job_id = next(self._job_ids)
+        ours, theirs = socket.socketpair()
+        self._starts += 1
+        try:
+            end = link.start_job(job_id, job, theirs)
+        except OSError as error:
+            ours.close()
+            raise WorkerCrashed(f"the compile zygote is gone: {error.strerror}") from None
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        self._connections[job_id] = writer
+        try:
+            async with asyncio.timeout(job.limits.wall_s + _OVERDUE_S):
+                verdict = await self._converse(job_id, job, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._raise_lost(end)
+        except TimeoutError:
+            link.kill_job(job_id)
+            raise CompileTimeout(
+                f"the compile was killed {_OVERDUE_S:g} s after its limit of {job.limits.wall_s:g} s",
+                limit_s=job.limits.wall_s,
+            ) from None
+        finally:
+            writer.transport.abort()
+            del self._connections[job_id]
+            await _settled(end)
+            self._workers.pop(job_id, None)
+            if self._root is not None:
+                # Only a supervisor that was killed leaves anything here.
+                await asyncio.to_thread(shutil.rmtree, self._root.path / f"job-{job_id}", ignore_errors=True)
+        return _output_of(verdict, job)
+
+    async def _converse(
+        self, job_id: int, job: CompileJob, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Verdict:
+        write_frame(writer, job)
+        await writer.drain()
+        while True:
+            message = decode_supervisor_message(await read_frame(reader))
+            if isinstance(message, Verdict):
+                return message
+            if isinstance(message, WorkerStarted):
+                self._workers[job_id] = message.pid
+
+    async def _raise_lost(self, end: asyncio.Future[int | None]) -> NoReturn:
+        """The connection broke without a verdict: the supervisor died, or the pool is closing."""
+        if self._closing:
+            raise ShuttingDown("the daemon is stopping")
+        await _settled(end)
+        status = end.result() if end.done() and not end.cancelled() else None
+        raise _crash(status, "its supervisor", stage=None, tail=None)
+
+    async def _usable_link(self) -> ZygoteLink:
+        """The current zygote, or the next one once it is warm. Starts a successor to a spent one
+        meanwhile."""
+        if self._closing:
+            raise ShuttingDown("the daemon is stopping")
+        link = self._link
+        if link is not None and link.is_usable:
+            if link.jobs_given >= self._max_jobs or link.has_grown_beyond(self._max_rss_bytes):
+                self._start_zygote()
+            return link
+        starting = self._start_zygote()
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            if starting.cancelled() and self._closing:
+                raise ShuttingDown("the daemon is stopping") from None
+            raise
+
+    def _start_zygote(self) -> asyncio.Task[ZygoteLink]:
+        """The task that brings up the next zygote; there is one at a time."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._bring_up(), name="compile-zygote")
+            self._starting.add_done_callback(self._brought_up)
+        return self._starting
+
+    def _brought_up(self, task: asyncio.Task[ZygoteLink]) -> None:
+        self._starting = None
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the compile zygote did not start: %s", task.exception())
+
+    async def _bring_up(self) -> ZygoteLink:
+        if self._root is None:
+            self._root = await asyncio.to_thread(_WorkRoot.create)
+        link = ZygoteLink(self._root.path, self._environ, self._zygote_ended)
+        self._links.add(link)
+        try:
+            async with asyncio.timeout(READY_LIMIT_S):
+                await asyncio.shield(link.ready)
+        except TimeoutError:
+            await link.end(_CLOSE_LIMIT_S)
+            raise WorkerCrashed(f"the compile zygote was not ready after {READY_LIMIT_S:g} s") from None
+        before, self._link = self._link, link
+        if before is not None:
+            before.drain()
+        return link
+
+    def _zygote_ended(self, link: ZygoteLink) -> None:
+        self._links.discard(link)
+        link.hang_up()
+        if link is self._link:
+            self._link = None
+            if not self._closing:
+                log.warning("the compile zygote %d died; starting another", link.pid)
+                self._start_zygote()
+
+
+async def _settled(end: asyncio.Future[int | None]) -> None:
+    """Wait, not for ever, until a supervisor is gone and with it everything of its job."""
+    await asyncio.wait([end], timeout=_GONE_LIMIT_S)
+
+
+def _is_worth_repeating(error: KaasError) -> bool:
+    """A crash, or a failure that another try may not show. A changed toolkit stays changed."""
+    if isinstance(error, CompileFailed):
+        return error.details.get("deterministic") is False and error.details.get("stage") != "toolkit"
+    return True
+
+
+def _output_of(verdict: Verdict, job: CompileJob) -> CompileOutput:
+    limits = job.limits
+    if verdict.outcome == "timeout":
+        raise CompileTimeout(
+            f"the compile was killed after {limits.wall_s:g} s, in stage {verdict.stage}",
+            limit_s=limits.wall_s,
+            stage=verdict.stage,
+            log_tail=verdict.log_tail or None,
+        )
+    near_limit = verdict.status == -signal.SIGKILL and verdict.peak_bytes > _NEAR_LIMIT * limits.memory_bytes
+    if verdict.outcome == "memory" or (verdict.outcome == "crashed" and near_limit):
+        raise CompileOutOfMemory(
+            f"the compile needed more than {limits.memory_bytes >> 20} MiB, in stage {verdict.stage}",
+            limit_bytes=limits.memory_bytes,
+            peak_bytes=verdict.peak_bytes,
+            stage=verdict.stage,
+            log_tail=verdict.log_tail or None,
+        )
+    if verdict.outcome == "crashed":
+        raise _crash(verdict.status, "it", stage=verdict.stage, tail=verdict.log_tail or None)
+    try:
+        result = decode(verdict.result, Result)
+    except msgspec.DecodeError as error:
+        raise WorkerCrashed(f"the compile worker's result cannot be read: {error}") from None
+    if result.output is None:
+        raise error_from_record(result.error or {})
+    return msgspec.structs.replace(
+        result.output,
+        compile_seconds=verdict.wall_seconds,
+        cpu_seconds=verdict.cpu_seconds,
+        peak_rss_bytes=verdict.peak_bytes,
+    )
+
+
+def _crash(status: int | None, who: str, *, stage: str | None, tail: str | None) -> WorkerCrashed:
+    if status is None:
+        reason = "its zygote died"
+    elif status < 0:
+        reason = f"{who} was killed by {signal_name(-status)}"
+    else:
+        reason = f"{who} exited with status {status}"
+    return WorkerCrashed(
+        f"a compile worker was lost: {reason}",
+        signal=signal_name(-status) if status is not None and status < 0 else None,
+        exit_status=status if status is not None and status >= 0 else None,
+        stage=stage,
+        log_tail=tail,
+    )
+
+
+class _WorkRoot:
+    """The pool's private folder for everything temporary; locked, so that nobody else takes it for a
+    leftover."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls) -> _WorkRoot:
+        """Make one, after removing those whose daemons are gone. Raises :class:`StoreUnavailable`."""
+        base = Path(tempfile.gettempdir())
+        try:
+            for leftover in _leftovers(base):
+                shutil.rmtree(leftover, ignore_errors=True)
+            path = Path(tempfile.mkdtemp(prefix=f"{_ROOT_PREFIX}{os.getuid()}-", dir=base))
+            lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"no folder for compiles can be made in {base}: {error.strerror}",
+                hint="set TMPDIR to a writable folder",
+            ) from None
+        return cls(path, lock)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _leftovers(base: Path) -> Iterator[Path]:
+    """Folders of pools of this user that no process holds any more."""
+    for path in base.glob(f"{_ROOT_PREFIX}{os.getuid()}-*"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid != os.getuid() or path.is_symlink():
+                continue
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            finally:
+                os.close(lock)
+            yield path

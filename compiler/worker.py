@@ -1,0 +1,142 @@
+"""Worker: the process that does one job, start to end, and leaves its result in a memory file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from kaas.compiler.device_build import build_device_binary
+from kaas.compiler.frames import Result, encode
+from kaas.compiler.guarded_process import OUTPUT_FILE_LIMIT_BYTES
+from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
+from kaas.compiler.lowering import lower
+from kaas.compiler.process_tree import die_with_parent, set_name
+from kaas.compiler.toolkit import read_toolkit
+from kaas.kernel_library.registry import parse_spec
+from kaas.proto.errors import CompileFailed, CompileOutOfMemory, InternalError, KaasError
+
+LOG_TAIL_BYTES = 8000
+
+SetStage = Callable[[str], None]
+
+
+def run_worker(
+    job: CompileJob, *, supervisor: int, workdir: Path, result_fd: int, log_fd: int, set_stage: SetStage
+) -> NoReturn:
+    """Do the job in this freshly forked process and exit; the supervisor reads the rest."""
+    try:
+        die_with_parent(signal.SIGKILL, supervisor)
+        set_name("kaas-worker")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.setpgid(0, 0)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        _volunteer_for_the_oom_killer()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # Writing past it is an error of the write, not a signal.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        _limit_file_size()
+        result = _result_of(job, workdir, log_fd, set_stage)
+        set_stage("report")
+        _write_all(result_fd, encode(result))
+        os._exit(0)
+    finally:
+        # Whatever went wrong above must not return into the forked copy of the zygote.
+        os._exit(70)
+
+
+def compile_job(job: CompileJob, workdir: Path, set_stage: SetStage) -> CompileOutput:
+    """Lower and build. Raises :class:`KaasError`; resource figures are the supervisor's to fill in."""
+    started = time.monotonic()
+    set_stage("toolkit")
+    toolkit = read_toolkit(
+        Path(job.toolkit_home), bisheng_home=os.environ.get("BISHENG_HOME"), known=job.toolchain
+    )
+    if job.toolchain is not None and toolkit.identity != job.toolchain:
+        raise CompileFailed(
+            f"the toolkit at {toolkit.home} has changed since the daemon looked at it",
+            hint="restart the daemon, so that it takes the new toolkit into its keys",
+            stage="toolkit",
+            deterministic=False,
+        )
+    set_stage("lower")
+    lowered = lower(parse_spec(job.spec), job.target)
+    left = job.limits.wall_s - (time.monotonic() - started)
+    binary = build_device_binary(
+        lowered.source,
+        toolkit,
+        job.options,
+        CompileLimits(wall_s=left, memory_bytes=job.limits.memory_bytes),
+        workdir,
+        on_stage=set_stage,
+    )
+    return CompileOutput(
+        image=binary.image,
+        source=lowered.source,
+        log=binary.log,
+        launch=lowered.launch,
+        choices=lowered.choices,
+        compile_seconds=time.monotonic() - started,
+        cpu_seconds=0.0,
+        peak_rss_bytes=0,
+    )
+
+
+def _result_of(job: CompileJob, workdir: Path, log_fd: int, set_stage: SetStage) -> Result:
+    try:
+        return Result(output=compile_job(job, workdir, set_stage))
+    except KaasError as error:
+        if error.details.get("stage") == "lower":
+            # TVM's own complaints go to standard error, past the exception.
+            said = log_tail(log_fd)
+            error.details["log_tail"] = f"{said}\n{error.details.get('log_tail', '')}"[
+                -2 * LOG_TAIL_BYTES :
+            ].strip()
+        return Result(error=error.to_record())
+    except MemoryError:
+        refused = CompileOutOfMemory(
+            f"the compile needed more than {job.limits.memory_bytes >> 20} MiB",
+            limit_bytes=job.limits.memory_bytes,
+        )
+        return Result(error=refused.to_record())
+    except Exception as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        wrong = InternalError(f"the compile worker failed: {type(error).__name__}: {error}")
+        wrong.details["log_tail"] = log_tail(log_fd)
+        return Result(error=wrong.to_record())
+
+
+def log_tail(log_fd: int) -> str:
+    """The end of what the worker has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    size = os.fstat(log_fd).st_size
+    return os.pread(log_fd, LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES)).decode(errors="replace").strip()
+
+
+def _volunteer_for_the_oom_killer() -> None:
+    """A compile is worth less than the daemon or a training rank, and is repeated more cheaply."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def _limit_file_size() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = OUTPUT_FILE_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(OUTPUT_FILE_LIMIT_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,228 @@
+"""Zygote: a process with TileLang imported and warm that forks one supervisor, hence one worker, per job.
+
+``python -m kaas.compiler.zygote`` is started by the pool, never by hand. It holds no lock, no thread, no gRPC
+and no device, so forking is safe; it compiles nothing itself. When the daemon's end of the control socket
+closes, every job is ended and so is the zygote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from kaas.compiler.frames import (
+    Drain,
+    KillJob,
+    Ready,
+    Refused,
+    Report,
+    StartJob,
+    SupervisorEnded,
+    decode_command,
+    encode,
+)
+from kaas.compiler.process_tree import (
+    become_subreaper,
+    children_of,
+    die_with_parent,
+    end_tree,
+    resident_bytes,
+    set_name,
+)
+from kaas.compiler.supervisor import supervise
+from kaas.compiler.toolkit import read_toolkit
+from kaas.proto.errors import KaasError, ToolchainMissing
+
+WARM_UP_SPEC = {"family": "gemm", "m": 128, "n": 256, "k": 256}
+WARM_UP_SOC = "Ascend950PR_9579"
+
+_MESSAGE_BYTES = 1 << 16
+_FAREWELL_S = 3.0
+
+
+class Zygote:
+    """The control loop: single-threaded, woken by the control socket and by children that end."""
+
+    def __init__(self, control: socket.socket, work_root: Path) -> None:
+        self._control = control
+        self._work_root = work_root
+        self._job_of: dict[int, int] = {}  # supervisor's pid -> job
+        self._toolkits_seen: set[str] = set()
+        self._draining = False
+        self._orphaned = False
+
+    def run(self) -> None:
+        """Serve until drained or left alone by the daemon."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake = (wake_read, wake_write)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake_write)
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(wake_read, select.POLLIN)
+        while not (self._orphaned or (self._draining and not self._job_of)):
+            ready = {fd for fd, _ in poller.poll()}
+            if wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 1 << 16)
+            if self._control.fileno() in ready:
+                self._obey()
+            self._reap()
+        if self._orphaned:
+            self._say_farewell()
+
+    def _obey(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1)
+        if not data:
+            self._orphaned = True
+            return
+        command = decode_command(data)
+        if isinstance(command, StartJob):
+            with socket.socket(fileno=fds[0]) as connection:
+                self._start(command, connection)
+        elif isinstance(command, KillJob):
+            for pid, job_id in self._job_of.items():
+                if job_id == command.job_id:
+                    end_tree(pid)
+        elif isinstance(command, Drain):
+            self._draining = True
+
+    def _start(self, command: StartJob, connection: socket.socket) -> None:
+        self._look_at_toolkit(command)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            print(f"fork failed: {error}", file=sys.stderr, flush=True)
+            self._report(SupervisorEnded(job_id=command.job_id, status=70))
+            return
+        if pid:
+            self._job_of[pid] = command.job_id
+            return
+        status = 70
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in self._wake:
+                os.close(fd)
+            self._control.close()
+            supervise(connection, self._work_root / f"job-{command.job_id}")
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _look_at_toolkit(self, command: StartJob) -> None:
+        """Hash a toolkit once, here, so that every worker inherits the digests and only checks the files'
+        state."""
+        if command.toolchain is None or command.toolkit_home in self._toolkits_seen:
+            return
+        self._toolkits_seen.add(command.toolkit_home)
+        with contextlib.suppress(KaasError):  # the worker reports what is wrong
+            read_toolkit(
+                Path(command.toolkit_home),
+                bisheng_home=os.environ.get("BISHENG_HOME"),
+                known=command.toolchain,
+            )
+
+    def _reap(self) -> None:
+        ended = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            job_id = self._job_of.pop(pid, None)
+            if job_id is not None:
+                ended = True
+                self._report(SupervisorEnded(job_id=job_id, status=os.waitstatus_to_exitcode(status)))
+        if ended:
+            self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """What a killed supervisor left behind has become ours."""
+        for pid in children_of(os.getpid()):
+            if pid not in self._job_of:
+                end_tree(pid)
+
+    def _report(self, report: Report) -> None:
+        with contextlib.suppress(OSError):
+            self._control.send(encode(report))
+
+    def _say_farewell(self) -> None:
+        """The daemon is gone. Supervisors see it too and clean up; those that do not are ended."""
+        deadline = time.monotonic() + _FAREWELL_S
+        while self._job_of and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.01)
+        for pid in children_of(os.getpid()):
+            end_tree(pid)
+        shutil.rmtree(self._work_root, ignore_errors=True)
+
+
+def warm_up() -> None:
+    """Import everything a job needs and lower one small kernel. Raises :class:`ToolchainMissing`."""
+    try:
+        import tilelang  # noqa: F401
+    except Exception as error:
+        raise ToolchainMissing(
+            f"TileLang cannot be imported: {type(error).__name__}: {error}",
+            hint="pip install 'ascend-kaas[daemon]'",
+            missing="tilelang",
+        ) from error
+    from kaas.compiler.lowering import lower
+    from kaas.kernel_library.registry import families, parse_spec
+    from kaas.kernel_library.targets import target_named
+
+    families()
+    lower(parse_spec(WARM_UP_SPEC), target_named(WARM_UP_SOC))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; the pool gives the control socket's number, its working folder and its own pid."""
+    parser = argparse.ArgumentParser(prog="python -m kaas.compiler.zygote", description=__doc__)
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--work-root", type=Path, required=True)
+    parser.add_argument("--daemon", type=int, required=True, help="pid of the daemon")
+    options = parser.parse_args(arguments)
+    # Until it can notice the control socket closing, the zygote just dies with the daemon.
+    die_with_parent(signal.SIGKILL, options.daemon)
+    set_name("kaas-zygote")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=options.control_fd)
+    control.set_inheritable(False)
+    become_subreaper()
+    try:
+        warm_up()
+    except ToolchainMissing as error:
+        control.send(encode(Refused(error=error.to_record())))
+        return 1
+    except KaasError as error:
+        # A family that does not lower is a matter for the jobs that ask for it.
+        print(f"warm-up: {error}", file=sys.stderr, flush=True)
+    gc.collect()
+    gc.freeze()  # forked children would otherwise copy pages just to mark objects
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        print(f"{threads} threads after warm-up; a fork takes only one along", file=sys.stderr, flush=True)
+    die_with_parent(0, options.daemon)
+    control.send(encode(Ready(resident_bytes=resident_bytes(os.getpid()), threads=threads)))
+    Zygote(control, options.work_root).run()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
