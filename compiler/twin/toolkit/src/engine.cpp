@@ -137,7 +137,12 @@ std::string Session::place() const {
   return text;
 }
 
-void Session::fail_here(const std::string& text) { throw BlockFailure(place() + ": " + text); }
+void Session::fail_here(const std::string& text) {
+  // Many texts begin with the intrinsic; the place need not repeat it.
+  const std::string name = std::string(instruction_) + ": ";
+  const bool repeated = instruction_[0] != '\0' && text.compare(0, name.size(), name) == 0;
+  throw BlockFailure(place() + ": " + (repeated ? text.substr(name.size()) : text));
+}
 
 std::string Session::run() {
   t_session = this;
