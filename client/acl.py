@@ -8,9 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kaas.proto.errors import DeviceError
 
@@ -39,8 +38,7 @@ class _Config(ctypes.Structure):
     _fields_ = [("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_size_t)]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
+class DeviceInfo(NamedTuple):
     """What the live device says of itself; a number is None when the runtime does not know the attribute."""
 
     cube_cores: int | None
