@@ -209,10 +209,6 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
     half = bm // 2
     vectors = half * bn // VECTOR_LANES
 
-    def turns_of(core: Any) -> Any:
-        """How many tiles this core owns."""
-        return T.ceildiv(m_tiles * n_tiles - core, cores)
-
     def load_operand(source: Any, l1_tile: Any, first: Any, extent: int, step: Any, k_major: bool) -> Any:
         """Global memory to L1; what lies outside the matrix becomes zero."""
         if not k_major:
@@ -227,10 +223,20 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
         return T.copy(l1[slot, :, part * mk : part * mk + mk], l0_tile)
 
     @T.macro
+    def turns_of(core: Any) -> Any:
+        """How many tiles this core owns, possibly none.
+
+        Kept in a variable: TVM turns a loop whose extent is known to be 0 or 1 into its body.
+        """
+        turns = T.alloc_var("int32")
+        turns = T.truncdiv(m_tiles * n_tiles + cores - 1 - core, cores)
+        return turns
+
+    @T.macro
     def origin_of(tile_index: Any, extent: Any, count: Any, block: int) -> Any:
         """First element of a tile row or column.
 
-        A static extent gets its bounds stated, so that copies of whole tiles lose their clamps and zero fills.
+        A static extent gets its bounds stated: copies of whole tiles then need no clamps and zero fills.
         A dynamic one is kept in a variable: proofs about its formula would cost most of the lowering time.
         """
         if extent == DYNAMIC:
@@ -282,7 +288,8 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
             T.ascend_set_flag("FIX_M", slot)
         if spec.accumulate and not vector_epilogue:
             T.set_atomic("add", dtype_d)
-        for turn in T.serial(turns_of(core)):
+        turns = turns_of(core)
+        for turn in T.serial(turns):
             tile_row, tile_col = place_of(turn * cores + core)
             row = origin_of(tile_row, spec.m, m_tiles, bm)
             col = origin_of(tile_col, spec.n, n_tiles, bn)
@@ -359,7 +366,8 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
         T.ascend_set_flag("MTE3_V", 0)
         if spec.accumulate:
             T.ascend_set_flag("V_MTE2", 0)
-        for turn in T.serial(turns_of(core)):
+        turns = turns_of(core)
+        for turn in T.serial(turns):
             tile_row, tile_col = place_of(turn * cores + core)
             row = origin_of(tile_row, spec.m, m_tiles, bm) + vector_core * half
             col = origin_of(tile_col, spec.n, n_tiles, bn)

@@ -47,8 +47,8 @@ class RmsNormSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     Arguments in call order: x[tokens, hidden]; residual[tokens, hidden] if ``residual`` (updated in place to
     x + residual, which is what gets normalised); weight[hidden] if ``weight``; y[tokens, hidden]. All tensors
-    have ``dtype``; ``eps`` is compiled in. With a residual the sum is rounded to ``dtype`` first, so that what
-    is normalised is what is written.
+    have ``dtype``; ``eps`` is compiled in. With a residual the sum is rounded to ``dtype`` first, so that
+    what is normalised is what is written.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
@@ -87,19 +87,21 @@ def plan_rows(spec: RmsNormSpec, target: Target) -> RowPlan:
     A stage holds x, which y replaces, and the residual, which the sum replaces; the weight stays in UB.
     """
     pitch = -(-spec.hidden // VECTOR_LANES) * VECTOR_LANES
-    row_bytes = pitch * DTYPE_BYTES[spec.dtype] * (2 if spec.residual else 1)
-    weight_bytes = pitch * DTYPE_BYTES[spec.dtype] if spec.weight else 0
-    room = target.ub_bytes - weight_bytes
-    if row_bytes > room:
-        excess = row_bytes - room
+    element_bytes = DTYPE_BYTES[spec.dtype]
+    row_bytes = pitch * element_bytes * (2 if spec.residual else 1)
+    weight_bytes = pitch * element_bytes if spec.weight else 0
+    need = row_bytes + weight_bytes
+    if need > target.ub_bytes:
+        excess = need - target.ub_bytes
+        widest = target.ub_bytes // (need // pitch) // VECTOR_LANES * VECTOR_LANES
         raise DoesNotFit(
-            f"a row of {spec.hidden} {spec.dtype} needs {row_bytes + weight_bytes} bytes of UB but the target "
-            f"has {target.ub_bytes}: {excess} too many",
+            f"a row of {spec.hidden} {spec.dtype} needs {need} bytes of UB, {excess} more than there are",
             field="hidden",
-            legal=f"at most {target.ub_bytes * pitch // (row_bytes + weight_bytes) // 64 * 64} with these options",
+            legal=f"at most {widest} with these options",
             buffer="UB",
             excess_bytes=excess,
         )
+    room = target.ub_bytes - weight_bytes
     rows = max(1, min(MAX_ROWS, STAGE_BYTES // row_bytes))
     return RowPlan(rows=rows, stages=min(MAX_STAGES, room // (rows * row_bytes)), pitch=pitch)
 
@@ -215,13 +217,15 @@ def _program(spec: RmsNormSpec, plan: RowPlan, cores: int) -> Any:
             first = T.alloc_var("int32")
             count = T.alloc_var("int32")
             per_stage = T.alloc_var("int32")
+            turns = T.alloc_var("int32")
             per_stage = rows
             for slot in T.serial(stages):
                 T.ascend_set_flag("MTE3_MTE2", slot)
             if spec.weight:
                 T.copy(weight[0:hidden], weight_ub[0:hidden])
-            stages_in_all = T.truncdiv(tokens + per_stage - 1, per_stage)
-            for turn in T.serial(T.ceildiv(stages_in_all - core, cores)):
+            # A variable, because TVM turns a loop whose extent is known to be 0 or 1 into its body.
+            turns = T.truncdiv(T.truncdiv(tokens + per_stage - 1, per_stage) + cores - 1 - core, cores)
+            for turn in T.serial(turns):
                 first = (turn * cores + core) * per_stage
                 count = T.min(per_stage, tokens - first)
                 T.ascend_wait_flag("MTE3_MTE2", turn % stages)
