@@ -26,7 +26,6 @@ from kaas.proto.errors import (
     StoreFull,
     StoreUnavailable,
     StrictMiss,
-    WorkerCrashed,
 )
 from kaas.proto.passport import KernelKey
 from kaas.server.catalog import Catalog, summarize_passport
@@ -36,9 +35,6 @@ from kaas.server.scheduler import Priority, Scheduler
 from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
-
-COMPILE_ATTEMPTS = 3
-"""A worker that dies (killed from outside, say) is replaced this often for one request."""
 
 
 class KernelService:
@@ -195,17 +191,8 @@ class KernelService:
             limits=self._limits,
             toolchain=self.environment.toolchain,
         )
-        for attempt in range(1, COMPILE_ATTEMPTS + 1):
-            log.info("compiler start", extra=facts(key=question.key[:12], attempt=attempt))
-            try:
-                return await self._pool.compile(job)
-            except WorkerCrashed as crash:
-                if attempt == COMPILE_ATTEMPTS:
-                    raise
-                log.warning(
-                    "compile worker died, trying again: %s", crash, extra=facts(key=question.key[:12])
-                )
-        raise AssertionError("unreachable")
+        log.info("compiler start", extra=facts(key=question.key[:12]))
+        return await self._pool.compile(job)
 
     async def _publish(self, key: KernelKey, encoded: bytes) -> Path | None:
         """Into the store; one that cannot take it costs the cache entry, not the answer."""

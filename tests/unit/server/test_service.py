@@ -17,14 +17,14 @@ from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
 from kaas.kernel_library.registry import families, family_digest
 from kaas.kernel_library.targets import target_named
 from kaas.proto.environment import Environment, Locality
-from kaas.proto.errors import CompileFailed, StoreFull, StrictMiss, UnsupportedTarget, WorkerCrashed
+from kaas.proto.errors import CompileFailed, StoreFull, StrictMiss, UnsupportedTarget
 from kaas.proto.launch import LaunchMetadata
 from kaas.proto.passport import SCHEMA_VERSION
 from kaas.proto.toolchain import Toolchain
 from kaas.server.catalog import Catalog, KernelFilter
 from kaas.server.kernel_request import Kernel, KernelRequest
 from kaas.server.scheduler import Scheduler
-from kaas.server.service import COMPILE_ATTEMPTS, KernelService
+from kaas.server.service import KernelService
 
 SPEC: dict[str, Any] = {"family": "gemm", "n": 4096, "k": 512}
 
@@ -191,18 +191,6 @@ def test_strict_mode_never_compiles(tmp_path: Path) -> None:
             await node.service.get_kernel(KernelRequest(spec=SPEC, strict=True))
         assert refusal.value.details["spec"]["n"] == 4096
         assert node.pool.jobs == []
-
-    on_node(tmp_path, scenario)
-
-
-def test_a_dead_worker_is_replaced_within_a_bound(tmp_path: Path) -> None:
-    async def scenario(node: Node) -> None:
-        node.pool.outcomes = [WorkerCrashed("killed")] * (COMPILE_ATTEMPTS - 1)
-        assert (await node.service.get_kernel(KernelRequest(spec=SPEC))).outcome == "compiled"
-        node.pool.outcomes = [WorkerCrashed("killed")] * COMPILE_ATTEMPTS
-        with pytest.raises(WorkerCrashed):
-            await node.service.get_kernel(KernelRequest(spec={**SPEC, "n": 64}))
-        assert len(node.pool.jobs) == 2 * COMPILE_ATTEMPTS
 
     on_node(tmp_path, scenario)
 
