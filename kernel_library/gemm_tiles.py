@@ -86,22 +86,26 @@ def tiles_for_blocks(
     _require_fit("L0C", l0c_need, target.l0c_bytes)
     stage_bytes = (block_m + block_n) * block_k * problem.input_bytes
     _require_fit("L1", 2 * stage_bytes, target.l1_bytes)
+    l0c_stages = 2 if 2 * l0c_need <= target.l0c_bytes else 1
     if problem.vector_epilogue:
-        _require_fit("UB", epilogue_ub_bytes(problem, block_m, block_n), target.ub_bytes)
+        # Both cores of the pair take turns on the same slots: what UB cannot double is not doubled in L0C.
+        if epilogue_ub_bytes(problem, block_m, block_n, l0c_stages) > target.ub_bytes:
+            l0c_stages = 1
+        _require_fit("UB", epilogue_ub_bytes(problem, block_m, block_n, l0c_stages), target.ub_bytes)
     return GemmTiles(
         block_m=block_m,
         block_n=block_n,
         block_k=block_k,
         mad_k=_mad_k(block_m, block_n, block_k, problem.input_bytes, target),
         l1_stages=4 if 4 * stage_bytes <= target.l1_bytes else 2,
-        l0c_stages=2 if 2 * l0c_need <= target.l0c_bytes else 1,
+        l0c_stages=l0c_stages,
         window_m=_window(problem, target, block_m, block_n),
     )
 
 
-def epilogue_ub_bytes(problem: GemmProblem, block_m: int, block_n: int) -> int:
-    """UB of one vector core: two fp32 accumulator halves, the result, and the old D if it is read."""
-    per_element = 2 * ACCUMULATOR_BYTES + problem.output_bytes * (2 if problem.reads_output else 1)
+def epilogue_ub_bytes(problem: GemmProblem, block_m: int, block_n: int, slots: int) -> int:
+    """UB of one vector core: fp32 accumulator halves, the result half, and the old D's if it is read."""
+    per_element = slots * ACCUMULATOR_BYTES + problem.output_bytes * (2 if problem.reads_output else 1)
     return block_m // 2 * block_n * per_element
 
 
