@@ -34,6 +34,26 @@ class Finished:
     peak_bytes: int
 
 
+class MemoryGauge:
+    """Judges a series of measurements of a process tree.
+
+    Only what two measurements in a row show counts: between fork and exec a child seems to hold a second copy
+    of its parent.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._last = 0
+        self.peak_bytes = 0
+
+    def is_exceeded_by(self, held: int) -> bool:
+        """Take in one measurement; whether the limit is broken."""
+        sustained = min(self._last, held)
+        self._last = held
+        self.peak_bytes = max(self.peak_bytes, sustained)
+        return sustained > self._limit
+
+
 class BoundedLog:
     """The beginning and the end of a byte stream of any length."""
 
@@ -80,16 +100,14 @@ def run_guarded(
         preexec_fn=_child_setup(limits.memory_bytes, os.getpid()),
     )
     log = BoundedLog()
-    peak = 0
+    gauge = MemoryGauge(limits.memory_bytes)
     outcome: Literal["exited", "timeout", "memory"] = "exited"
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
     try:
         while process.poll() is None:
             _wait_and_read(process.stdout, log)
-            held = sum(map(held_bytes, (process.pid, *descendants(process.pid))))
-            peak = max(peak, held)
-            if held > limits.memory_bytes:
+            if gauge.is_exceeded_by(sum(map(held_bytes, (process.pid, *descendants(process.pid))))):
                 outcome = "memory"
                 break
             if time.monotonic() > deadline:
@@ -99,7 +117,7 @@ def run_guarded(
         _end_session(process)
         with process.stdout:
             _read_available(process.stdout, log)
-    return Finished(outcome=outcome, status=process.wait(), log=log.text(), peak_bytes=peak)
+    return Finished(outcome=outcome, status=process.wait(), log=log.text(), peak_bytes=gauge.peak_bytes)
 
 
 def _child_setup(memory_bytes: int, parent: int) -> Callable[[], None]:

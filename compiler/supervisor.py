@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from kaas.compiler.frames import Verdict, WorkerStarted, decode, receive_frame, send_frame
-from kaas.compiler.guarded_process import POLL_S
+from kaas.compiler.guarded_process import POLL_S, MemoryGauge
 from kaas.compiler.job import CompileJob
 from kaas.compiler.process_tree import become_subreaper, descendants, end_descendants, held_bytes, set_name
 from kaas.compiler.worker import log_tail, run_worker
@@ -81,7 +81,7 @@ class _Watch:
         self._result_fd = os.memfd_create("kaas-result", os.MFD_CLOEXEC)
         self._log_fd = os.memfd_create("kaas-log", os.MFD_CLOEXEC)
         self._born_with = held_bytes(os.getpid())
-        self._peak = 0
+        self._gauge = MemoryGauge(job.limits.memory_bytes)
 
     def run(self) -> Verdict | None:
         """Start the worker, wait for its end or a reason to end it; ``None`` if nobody listens any more."""
@@ -105,7 +105,7 @@ class _Watch:
             result=self._read_result() if outcome == "finished" else b"",
             wall_seconds=time.monotonic() - started,
             cpu_seconds=usage.ru_utime + usage.ru_stime,
-            peak_bytes=self._peak,
+            peak_bytes=self._gauge.peak_bytes,
         )
 
     def _fork(self) -> int:
@@ -138,18 +138,16 @@ class _Watch:
                 if self._connection.fileno() in ready:
                     # The daemon sends nothing after the job: this is the end of the connection.
                     return "abandoned", 0
-                if self._measure() > self._job.limits.memory_bytes:
+                if self._gauge.is_exceeded_by(self._held()):
                     return "memory", 0
                 if time.monotonic() > deadline:
                     return "timeout", 0
         finally:
             os.close(worker_fd)
 
-    def _measure(self) -> int:
+    def _held(self) -> int:
         """Bytes that the job holds beyond the copy of the zygote that it was born with."""
-        total = sum(map(held_bytes, descendants(os.getpid()))) - self._born_with
-        self._peak = max(self._peak, total)
-        return total
+        return sum(map(held_bytes, descendants(os.getpid()))) - self._born_with
 
     def _read_result(self) -> bytes:
         size = os.fstat(self._result_fd).st_size
