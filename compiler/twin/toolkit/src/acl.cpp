@@ -1,5 +1,6 @@
-// The ACL runtime on host memory. Signatures and error behaviour follow the public ACL documents: a kernel that fails
-// while running makes its stream fail, and every later use of the stream reports it until the device is reset.
+// The ACL runtime on host memory. Signatures and error behaviour follow the public ACL documents: a kernel
+// that fails while running makes its stream fail, and every later use of the stream reports it until the
+// device is reset.
 #include "acl/acl.h"
 
 #include <pthread.h>
@@ -77,7 +78,9 @@ __attribute__((constructor)) void protect_fork() {
                  [] { pthread_mutex_unlock(&device().mutex); });
 }
 
-Stream& stream_of(aclrtStream handle) { return handle != nullptr ? *static_cast<Stream*>(handle) : device().default_stream; }
+Stream& stream_of(aclrtStream handle) {
+  return handle != nullptr ? *static_cast<Stream*>(handle) : device().default_stream;
+}
 
 aclError stream_state(aclrtStream handle) {
   aclError code;
@@ -120,11 +123,13 @@ const char* aclGetRecentErrMsg(void) {
 }
 
 aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version) {
-  if (version == nullptr) return fail(ACL_ERROR_INVALID_PARAM, "aclsysGetCANNVersion: no place for the version");
+  if (version == nullptr)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclsysGetCANNVersion: no place for the version");
   std::memset(version, 0, sizeof(*version));
   std::snprintf(version->version, sizeof(version->version), "%s", KAAS_TWIN_CANN_VERSION);
   const std::string text = KAAS_TWIN_CANN_VERSION;
-  char* const parts[] = {version->majorVersion, version->minorVersion, version->releaseVersion, version->patchVersion};
+  char* const parts[] = {version->majorVersion, version->minorVersion, version->releaseVersion,
+                         version->patchVersion};
   std::size_t from = 0;
   for (char* part : parts) {
     if (from > text.size()) break;
@@ -137,7 +142,8 @@ aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version
 
 aclError kaasTwinConfigureDevice(const char* soc, uint32_t cubeCores, uint32_t vectorCores) {
   if (soc == nullptr || soc[0] == '\0' || cubeCores == 0 || vectorCores == 0) {
-    return fail(ACL_ERROR_INVALID_PARAM, "kaasTwinConfigureDevice: a SoC name and core counts above 0 are needed");
+    return fail(ACL_ERROR_INVALID_PARAM,
+                "kaasTwinConfigureDevice: a SoC name and core counts above 0 are needed");
   }
   Locked lock;
   device().soc = soc;
@@ -152,7 +158,8 @@ aclError aclrtSetDevice(int32_t deviceId) {
 }
 
 aclError aclrtResetDevice(int32_t deviceId) {
-  if (deviceId != 0) return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtResetDevice: the twin has device 0 only");
+  if (deviceId != 0)
+    return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtResetDevice: the twin has device 0 only");
   Locked lock;
   device().default_stream = Stream{};
   for (Stream* stream : device().streams) *stream = Stream{};
@@ -160,7 +167,8 @@ aclError aclrtResetDevice(int32_t deviceId) {
 }
 
 aclError aclrtGetDevice(int32_t* deviceId) {
-  if (deviceId == nullptr) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDevice: no place for the device number");
+  if (deviceId == nullptr)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDevice: no place for the device number");
   *deviceId = 0;
   return ACL_SUCCESS;
 }
@@ -179,7 +187,8 @@ const char* aclrtGetSocName(void) {
 }
 
 aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t* value) {
-  if (deviceId != 0) return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtGetDeviceInfo: the twin has device 0 only");
+  if (deviceId != 0)
+    return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtGetDeviceInfo: the twin has device 0 only");
   if (value == nullptr) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDeviceInfo: no place for the value");
   Locked lock;
   switch (attr) {
@@ -194,7 +203,8 @@ aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t* value
     case ACL_DEV_ATTR_L2_CACHE_SIZE: *value = kL2Bytes; return ACL_SUCCESS;
     case ACL_DEV_ATTR_NPU_ARCH: *value = 3510; return ACL_SUCCESS;
   }
-  return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDeviceInfo: the twin does not know attribute " + std::to_string(attr));
+  return fail(ACL_ERROR_INVALID_PARAM,
+              "aclrtGetDeviceInfo: the twin does not know attribute " + std::to_string(attr));
 }
 
 aclError aclrtGetLastError(aclrtLastErrLevel) {
@@ -242,9 +252,11 @@ aclError aclrtSynchronizeDevice(void) {
 }
 
 aclError aclrtMalloc(void** devPtr, size_t size, aclrtMemMallocPolicy) {
-  if (devPtr == nullptr || size == 0) return fail(ACL_ERROR_INVALID_PARAM, "aclrtMalloc: a place and a size above 0 are needed");
+  if (devPtr == nullptr || size == 0)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtMalloc: a place and a size above 0 are needed");
   if (posix_memalign(devPtr, 512, size) != 0) {
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtMalloc: the host has no " + std::to_string(size) + " bytes left");
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
+                "aclrtMalloc: the host has no " + std::to_string(size) + " bytes left");
   }
   return ACL_SUCCESS;
 }
@@ -254,7 +266,9 @@ aclError aclrtFree(void* devPtr) {
   return ACL_SUCCESS;
 }
 
-aclError aclrtMallocHost(void** hostPtr, size_t size) { return aclrtMalloc(hostPtr, size, ACL_MEM_MALLOC_HUGE_FIRST); }
+aclError aclrtMallocHost(void** hostPtr, size_t size) {
+  return aclrtMalloc(hostPtr, size, ACL_MEM_MALLOC_HUGE_FIRST);
+}
 aclError aclrtFreeHost(void* hostPtr) { return aclrtFree(hostPtr); }
 
 aclError aclrtMemcpy(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind) {
@@ -282,7 +296,8 @@ aclError aclrtMemset(void* devPtr, size_t maxCount, int32_t value, size_t count)
 
 aclError aclrtBinaryLoadFromData(const void* data, size_t length, const aclrtBinaryLoadOptions*,
                                  aclrtBinHandle* binHandle) {
-  if (data == nullptr || binHandle == nullptr) return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryLoadFromData: no data");
+  if (data == nullptr || binHandle == nullptr)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryLoadFromData: no data");
   std::string error;
   auto binary = std::make_unique<Binary>();
   binary->image = Image::load(data, length, error);
@@ -291,19 +306,24 @@ aclError aclrtBinaryLoadFromData(const void* data, size_t length, const aclrtBin
   return ACL_SUCCESS;
 }
 
-aclError aclrtBinaryLoadFromFile(const char* binPath, aclrtBinaryLoadOptions* options, aclrtBinHandle* binHandle) {
+aclError aclrtBinaryLoadFromFile(const char* binPath, aclrtBinaryLoadOptions* options,
+                                 aclrtBinHandle* binHandle) {
   if (binPath == nullptr) return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryLoadFromFile: no path");
   std::FILE* file = std::fopen(binPath, "rb");
   if (file == nullptr) {
-    return fail(ACL_ERROR_INVALID_PARAM, std::string("aclrtBinaryLoadFromFile: ") + binPath + ": " + std::strerror(errno));
+    return fail(ACL_ERROR_INVALID_PARAM,
+                std::string("aclrtBinaryLoadFromFile: ") + binPath + ": " + std::strerror(errno));
   }
   std::vector<unsigned char> bytes;
   unsigned char part[65536];
-  for (std::size_t got = 0; (got = std::fread(part, 1, sizeof(part), file)) != 0;) bytes.insert(bytes.end(), part, part + got);
+  for (std::size_t got = 0; (got = std::fread(part, 1, sizeof(part), file)) != 0;)
+    bytes.insert(bytes.end(), part, part + got);
   const bool broken = std::ferror(file) != 0;
   std::fclose(file);
-  if (broken) return fail(ACL_ERROR_INVALID_PARAM, std::string("aclrtBinaryLoadFromFile: cannot read ") + binPath);
-  return aclrtBinaryLoadFromData(bytes.data() != nullptr ? bytes.data() : part, bytes.size(), options, binHandle);
+  if (broken)
+    return fail(ACL_ERROR_INVALID_PARAM, std::string("aclrtBinaryLoadFromFile: cannot read ") + binPath);
+  return aclrtBinaryLoadFromData(bytes.data() != nullptr ? bytes.data() : part, bytes.size(), options,
+                                 binHandle);
 }
 
 aclError aclrtBinaryUnLoad(aclrtBinHandle binHandle) {
@@ -312,7 +332,8 @@ aclError aclrtBinaryUnLoad(aclrtBinHandle binHandle) {
   return ACL_SUCCESS;
 }
 
-aclError aclrtBinaryGetFunction(aclrtBinHandle binHandle, const char* kernelName, aclrtFuncHandle* funcHandle) {
+aclError aclrtBinaryGetFunction(aclrtBinHandle binHandle, const char* kernelName,
+                                aclrtFuncHandle* funcHandle) {
   if (binHandle == nullptr || kernelName == nullptr || funcHandle == nullptr) {
     return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryGetFunction: a binary and a name are needed");
   }
@@ -335,8 +356,10 @@ aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle funcHandle, uint32_t numB
   if (funcHandle == nullptr) return fail(ACL_ERROR_INVALID_PARAM, "launch: no function");
   const KernelEntry& entry = *static_cast<Function*>(funcHandle)->entry;
   const std::string name = entry.name;
-  if (numBlocks == 0) return fail(ACL_ERROR_INVALID_PARAM, "launch of " + name + ": at least one block is needed");
-  if (placeHolderNum != 0) return fail(ACL_ERROR_FEATURE_UNSUPPORTED, "launch of " + name + ": the twin has no place holders");
+  if (numBlocks == 0)
+    return fail(ACL_ERROR_INVALID_PARAM, "launch of " + name + ": at least one block is needed");
+  if (placeHolderNum != 0)
+    return fail(ACL_ERROR_FEATURE_UNSUPPORTED, "launch of " + name + ": the twin has no place holders");
   if (argsSize != entry.argument_bytes || (hostArgs == nullptr && argsSize != 0)) {
     return fail(ACL_ERROR_INVALID_PARAM, "launch of " + name + ": the arguments take " +
                                              std::to_string(entry.argument_bytes) + " bytes, given are " +
@@ -350,16 +373,19 @@ aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle funcHandle, uint32_t numB
   plan.arguments = static_cast<const unsigned char*>(hostArgs);
   plan.blocks = numBlocks;
   for (size_t i = 0; cfg != nullptr && i < cfg->numAttrs; ++i) {
-    if (cfg->attrs[i].id == ACL_RT_LAUNCH_KERNEL_ATTR_DYN_UBUF_SIZE) plan.dynamic_ub_bytes = cfg->attrs[i].value.dynUBufSize;
+    if (cfg->attrs[i].id == ACL_RT_LAUNCH_KERNEL_ATTR_DYN_UBUF_SIZE)
+      plan.dynamic_ub_bytes = cfg->attrs[i].value.dynUBufSize;
   }
   if (plan.dynamic_ub_bytes > kaas_twin::kUbBytes) {
     return fail(ACL_ERROR_INVALID_PARAM, "launch of " + name + ": " + std::to_string(plan.dynamic_ub_bytes) +
-                                             " bytes of dynamic UB exceed its " + std::to_string(kaas_twin::kUbBytes));
+                                             " bytes of dynamic UB exceed its " +
+                                             std::to_string(kaas_twin::kUbBytes));
   }
   const char* schedule = std::getenv("KAAS_TWIN_SCHEDULE");
   if (schedule != nullptr && schedule[0] != '\0' && std::strcmp(schedule, "eager") != 0) {
     if (std::strcmp(schedule, "adversarial") != 0) {
-      return fail(ACL_ERROR_INVALID_PARAM, std::string("KAAS_TWIN_SCHEDULE is eager or adversarial, not '") + schedule + "'");
+      return fail(ACL_ERROR_INVALID_PARAM,
+                  std::string("KAAS_TWIN_SCHEDULE is eager or adversarial, not '") + schedule + "'");
     }
     plan.schedule = kaas_twin::Schedule::kAdversarial;
   }
@@ -369,8 +395,8 @@ aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle funcHandle, uint32_t numB
     const uint32_t cores = entry.kind == KernelKind::kVector ? device().vector_cores : device().cube_cores;
     if (numBlocks > cores) {
       return fail(ACL_ERROR_INVALID_PARAM, "launch of " + name + ": its blocks wait for each other, so " +
-                                               std::to_string(numBlocks) + " blocks need as many cores; " + device().soc +
-                                               " has " + std::to_string(cores));
+                                               std::to_string(numBlocks) + " blocks need as many cores; " +
+                                               device().soc + " has " + std::to_string(cores));
     }
   }
 

@@ -1,4 +1,5 @@
-// The cube: C (+)= A * B over fractals, accumulated in fp32. Fractal layout: asc-devkit docs, cube_compute/asc_mmad.md.
+// The cube: C (+)= A * B over fractals, accumulated in fp32. Fractal layout: asc-devkit docs,
+// cube_compute/asc_mmad.md.
 #include <bit>
 #include <cstring>
 
@@ -10,12 +11,14 @@ namespace kaas_twin {
 
 namespace {
 
-typedef float Lanes __attribute__((vector_size(64)));  // 16 columns of B; the compiler splits it where registers are shorter
+typedef float Lanes
+    __attribute__((vector_size(64)));  // 16 columns of B; the compiler splits it where registers are shorter
 typedef float LanesUnaligned __attribute__((vector_size(64), aligned(4)));
 
 // C[16][16] += sum over k of A[16][c0-blocked k] * B[k][16]. `a` is [k / c0][16][c0], `b` is [k][16].
 template <int RowsAtOnce>
-__attribute__((always_inline)) inline void tile(float* c, const float* a, const float* b, int k, int c0, bool zero) {
+__attribute__((always_inline)) inline void tile(float* c, const float* a, const float* b, int k, int c0,
+                                                bool zero) {
   for (int row = 0; row < 16; row += RowsAtOnce) {
     Lanes sum[RowsAtOnce];
     for (int i = 0; i < RowsAtOnce; ++i) {
@@ -37,18 +40,22 @@ __attribute__((always_inline)) inline void tile(float* c, const float* a, const 
 using TileFunction = void (*)(float*, const float*, const float*, int, int, bool);
 
 #if defined(__x86_64__)
-__attribute__((target("avx512f,fma"))) void tile_512(float* c, const float* a, const float* b, int k, int c0, bool zero) {
+__attribute__((target("avx512f,fma"))) void tile_512(float* c, const float* a, const float* b, int k, int c0,
+                                                     bool zero) {
   if (c0 == 16) {
     tile<16>(c, a, b, k, 16, zero);
   } else {
     tile<16>(c, a, b, k, 8, zero);
   }
 }
-__attribute__((target("avx2,fma"))) void tile_256(float* c, const float* a, const float* b, int k, int c0, bool zero) {
+__attribute__((target("avx2,fma"))) void tile_256(float* c, const float* a, const float* b, int k, int c0,
+                                                  bool zero) {
   tile<4>(c, a, b, k, c0, zero);
 }
 #endif
-void tile_any(float* c, const float* a, const float* b, int k, int c0, bool zero) { tile<2>(c, a, b, k, c0, zero); }
+void tile_any(float* c, const float* a, const float* b, int k, int c0, bool zero) {
+  tile<2>(c, a, b, k, c0, zero);
+}
 
 TileFunction pick_tile() {
 #if defined(__x86_64__)
@@ -59,17 +66,19 @@ TileFunction pick_tile() {
   return tile_any;
 }
 
-// The fp32 operand rounded to 11 mantissa bits. The width is an assumption: the public documents do not state it.
+// The fp32 operand rounded to 11 mantissa bits. The width is an assumption: the public documents do not state
+// it.
 float hf32(float value, int mode) {
   auto bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7f800000u) == 0x7f800000u) return value;
-  const std::uint32_t half = mode == 0 ? 0x7ffu + ((bits >> 12) & 1u) : 0x800u;  // nearest even, or nearest away
+  const std::uint32_t half =
+      mode == 0 ? 0x7ffu + ((bits >> 12) & 1u) : 0x800u;  // nearest even, or nearest away
   bits = (bits + half) & ~0xfffu;
   return std::bit_cast<float>(bits);
 }
 
-__attribute__((always_inline)) inline void widen_elements(float* out, const std::uint8_t* in, std::size_t count,
-                                                          Element element) {
+__attribute__((always_inline)) inline void widen_elements(float* out, const std::uint8_t* in,
+                                                          std::size_t count, Element element) {
   if (element == Element::kBf16) {
     const auto* bits = reinterpret_cast<const std::uint16_t*>(in);
     auto* words = reinterpret_cast<std::uint32_t*>(out);
@@ -102,8 +111,8 @@ void transpose16(float* out, const float* in, int c0) {
 
 }  // namespace
 
-void multiply(const char* name, Element element, std::uint64_t accumulator, std::uint64_t left, std::uint64_t right,
-              const CubeShape& s) {
+void multiply(const char* name, Element element, std::uint64_t accumulator, std::uint64_t left,
+              std::uint64_t right, const CubeShape& s) {
   if (element != Element::kF32 && element != Element::kF16 && element != Element::kBf16) {
     not_modelled(name, "operands other than fp32, fp16 and bf16");
   }
@@ -132,7 +141,8 @@ void multiply(const char* name, Element element, std::uint64_t accumulator, std:
     float* one = aligned(t_scratch.fractal, fractal);
     for (std::uint32_t m = 0; m < m_blocks; ++m) {
       for (std::uint32_t k = 0; k < k_blocks; ++k) {
-        widen_elements(left_panel + (std::size_t{m} * k_blocks + k) * fractal, a + (std::size_t{k} * m_blocks + m) * 512, fractal, element);
+        widen_elements(left_panel + (std::size_t{m} * k_blocks + k) * fractal,
+                       a + (std::size_t{k} * m_blocks + m) * 512, fractal, element);
       }
     }
     for (std::uint32_t n = 0; n < n_blocks; ++n) {
@@ -142,8 +152,10 @@ void multiply(const char* name, Element element, std::uint64_t accumulator, std:
       }
     }
     if (use_hf32) {
-      for (std::size_t i = 0; i < m_blocks * k_blocks * fractal; ++i) left_panel[i] = hf32(left_panel[i], hf32_mode);
-      for (std::size_t i = 0; i < n_blocks * k_blocks * fractal; ++i) right_panel[i] = hf32(right_panel[i], hf32_mode);
+      for (std::size_t i = 0; i < m_blocks * k_blocks * fractal; ++i)
+        left_panel[i] = hf32(left_panel[i], hf32_mode);
+      for (std::size_t i = 0; i < n_blocks * k_blocks * fractal; ++i)
+        right_panel[i] = hf32(right_panel[i], hf32_mode);
     }
     for (std::uint32_t n = 0; n < n_blocks; ++n) {
       const float* right_columns = right_panel + std::size_t{n} * k_blocks * fractal;

@@ -1,5 +1,5 @@
-// The engine's own state: cores, their pipes and flags, and the session that runs one block (or, for kernels with
-// inter-block flags, all blocks) on one host thread. Not visible to generated code.
+// The engine's own state: cores, their pipes and flags, and the session that runs one block (or, for kernels
+// with inter-block flags, all blocks) on one host thread. Not visible to generated code.
 #pragma once
 
 #include <array>
@@ -35,17 +35,17 @@ int pipe_slot(pipe_t pipe, const char* intrinsic);  // 0 .. kPipeCount-1; fails 
 const char* pipe_name(int slot);
 
 enum class Step : std::uint8_t {
-  kRun,         // a closure
-  kNotify,      // flag[pipe][other][id] += 1
-  kWait,        // flag[other][pipe][id] > 0, then -= 1
-  kLock,        // every earlier unlock of the mutex executed
+  kRun,     // a closure
+  kNotify,  // flag[pipe][other][id] += 1
+  kWait,    // flag[other][pipe][id] > 0, then -= 1
+  kLock,    // every earlier unlock of the mutex executed
   kUnlock,
   kIntraArrive,
   kIntraWait,
   kInterArrive,
   kInterWait,
-  kDrain,       // scalar only: every pipe of the core is empty
-  kYield,       // scalar only: always ready
+  kDrain,  // scalar only: every pipe of the core is empty
+  kYield,  // scalar only: always ready
 };
 
 // Tasks that take part in the accumulator handshake between the cube and the fixpipe.
@@ -56,7 +56,7 @@ using UnlockCounts = std::array<std::uint32_t, kPipeCount>;
 struct Instruction {
   Step step = Step::kRun;
   UnitFlag unit_flag = UnitFlag::kNone;
-  std::uint8_t other = 0;       // the flag's other pipe
+  std::uint8_t other = 0;  // the flag's other pipe
   std::uint8_t id = 0;
   std::uint32_t accumulator = 0;  // L0C offset of a unit-flag task
   const char* name = "";
@@ -133,10 +133,10 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  void attach(Block& block);                          // hands the memories to the cores, filled with NaN bits
+  void attach(Block& block);  // hands the memories to the cores, filled with NaN bits
   bool describe_fault(const void* address, std::string& text) const;
 
-  std::uint8_t* ub(int which) const;                  // 0, 1: the AIVs; 2: the AIC's shadow
+  std::uint8_t* ub(int which) const;  // 0, 1: the AIVs; 2: the AIC's shadow
   void* stack(int core) const { return stacks_.low(static_cast<std::size_t>(core)); }
   std::size_t stack_bytes() const { return stacks_.bytes(); }
 
@@ -193,7 +193,7 @@ class Session {
   void step_scalar(Core& core);
   void check_finished();
   void report_deadlock();
-  std::string describe(const Core& core, int slot, const Instruction& instruction) const;
+  std::string describe(const Core& core, const Instruction& instruction) const;
   std::uint64_t random();
 
   const LaunchPlan& plan_;

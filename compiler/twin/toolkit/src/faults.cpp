@@ -1,4 +1,5 @@
-// Memory and arithmetic faults of generated code become an error of the block instead of the end of the process.
+// Memory and arithmetic faults of generated code become an error of the block instead of the end of the
+// process.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <new>
 
-// kaas_twin_switch(from, to): saves the callee-saved state on the stack, stores the stack pointer in *from, takes `to`
-// as stack pointer and returns into what was saved there.
-// kaas_twin_start: first instruction of a fresh fibre; hands the fibre (kept in a callee-saved register) to fibre_entry.
+// kaas_twin_switch(from, to): saves the callee-saved state on the stack, stores the stack pointer in *from,
+// takes `to` as stack pointer and returns into what was saved there. kaas_twin_start: first instruction of a
+// fresh fibre; hands the fibre (kept in a callee-saved register) to fibre_entry.
 #if defined(__x86_64__)
 asm(R"(
 .text
@@ -122,7 +122,9 @@ void fibre_entry(Fibre* fibre) {
   std::abort();  // a finished fibre is never resumed
 }
 
-extern "C" __attribute__((visibility("hidden"))) void kaas_twin_fibre_entry(Fibre* fibre) { fibre_entry(fibre); }
+extern "C" __attribute__((visibility("hidden"))) void kaas_twin_fibre_entry(Fibre* fibre) {
+  fibre_entry(fibre);
+}
 
 void Fibre::prepare(void* stack_low, std::size_t stack_bytes, Entry entry, void* argument) {
   entry_ = entry;
@@ -132,7 +134,8 @@ void Fibre::prepare(void* stack_low, std::size_t stack_bytes, Entry entry, void*
   auto top = reinterpret_cast<std::uintptr_t>(stack_low) + stack_bytes;
   top &= ~std::uintptr_t{15};
 #if defined(__x86_64__)
-  // Popped by the switch: r15 r14 r13 r12 rbx rbp, then the return address; at kaas_twin_start the stack is aligned.
+  // Popped by the switch: r15 r14 r13 r12 rbx rbp, then the return address; at kaas_twin_start the stack is
+  // aligned.
   auto* frame = reinterpret_cast<void**>(top) - 9;
   for (int i = 0; i < 9; ++i) frame[i] = nullptr;
   frame[4] = this;
@@ -172,7 +175,8 @@ StackPool::StackPool(std::size_t count, std::size_t bytes_each) {
   usable_ = (bytes_each + page - 1) / page * page;
   stride_ = usable_ + page;
   count_ = count;
-  void* mapping = mmap(nullptr, stride_ * count, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapping =
+      mmap(nullptr, stride_ * count, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) throw std::bad_alloc();
   mapping_ = static_cast<char*>(mapping);
   for (std::size_t i = 0; i < count; ++i) {

@@ -25,7 +25,8 @@ std::string_view mark_of(const unsigned char* data, std::size_t length) {
   Elf64_Ehdr header;
   std::memcpy(&header, data, sizeof(header));
   if (header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shoff > length) return {};
-  if ((length - header.e_shoff) / sizeof(Elf64_Shdr) < header.e_shnum || header.e_shstrndx >= header.e_shnum) return {};
+  if ((length - header.e_shoff) / sizeof(Elf64_Shdr) < header.e_shnum || header.e_shstrndx >= header.e_shnum)
+    return {};
   auto section = [&](std::size_t index) {
     Elf64_Shdr result;
     std::memcpy(&result, data + header.e_shoff + index * sizeof(Elf64_Shdr), sizeof(result));
@@ -50,7 +51,8 @@ std::string_view mark_of(const unsigned char* data, std::size_t length) {
   return {};
 }
 
-// A path that names the file descriptor and that no earlier load has used: the loader takes equal names for one image.
+// A path that names the file descriptor and that no earlier load has used: the loader takes equal names for
+// one image.
 std::string unique_path(int descriptor) {
   static std::atomic<unsigned> loads{0};
   std::string path = "/proc/self/fd/";
@@ -66,7 +68,8 @@ Image::~Image() {
 
 std::unique_ptr<Image> Image::load(const void* data, std::size_t length, std::string& error) {
   const auto* bytes = static_cast<const unsigned char*>(data);
-  if (length < sizeof(Elf64_Ehdr) || std::memcmp(bytes, ELFMAG, SELFMAG) != 0 || bytes[EI_CLASS] != ELFCLASS64) {
+  if (length < sizeof(Elf64_Ehdr) || std::memcmp(bytes, ELFMAG, SELFMAG) != 0 ||
+      bytes[EI_CLASS] != ELFCLASS64) {
     error = "not a kernel image: no 64-bit ELF file";
     return nullptr;
   }
@@ -76,8 +79,8 @@ std::unique_ptr<Image> Image::load(const void* data, std::size_t length, std::st
     return nullptr;
   }
   if (mark != kMark) {
-    error = "an image of another twin toolkit: it says '" + std::string(mark.substr(0, 80)) + "', this one is '" +
-            std::string(kMark) + "'";
+    error = "an image of another twin toolkit: it says '" + std::string(mark.substr(0, 80)) +
+            "', this one is '" + std::string(kMark) + "'";
     return nullptr;
   }
   const int descriptor = memfd_create("kaas-twin-image", MFD_CLOEXEC);
@@ -120,7 +123,8 @@ const KernelEntry* Image::find(const char* name) const {
 
 std::string Image::entry_names() const {
   std::string names;
-  for (std::uint32_t i = 0; i < table_->count; ++i) names += (i != 0 ? ", " : "") + std::string(table_->entries[i].name);
+  for (std::uint32_t i = 0; i < table_->count; ++i)
+    names += (i != 0 ? ", " : "") + std::string(table_->entries[i].name);
   return names;
 }
 

@@ -19,7 +19,8 @@ constexpr std::size_t kCubeBytes = kL1Bytes + kL0ABytes + kL0BBytes + kL0CBytes;
 constexpr std::size_t kScalarStackBytes = 256 * 1024;
 
 std::vector<std::unique_ptr<Arena>>& pool() {
-  static auto* arenas = new std::vector<std::unique_ptr<Arena>>;  // never destroyed: threads may outlive static order
+  static auto* arenas =
+      new std::vector<std::unique_ptr<Arena>>;  // never destroyed: threads may outlive static order
   return *arenas;
 }
 
@@ -34,7 +35,8 @@ __attribute__((constructor)) void protect_fork() {
 }  // namespace
 
 Arena::Arena() : stacks_(3, kScalarStackBytes) {
-  void* area = mmap(nullptr, kUbArea + kCubeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* area =
+      mmap(nullptr, kUbArea + kCubeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (area == MAP_FAILED) throw std::bad_alloc();
   mapping_ = static_cast<std::uint8_t*>(area);
   cube_ = mapping_ + kUbArea;
@@ -50,7 +52,9 @@ Arena::Arena() : stacks_(3, kScalarStackBytes) {
 
 Arena::~Arena() { munmap(mapping_, kUbArea + kCubeBytes); }
 
-std::uint8_t* Arena::ub(int which) const { return mapping_ + kGuardBytes + static_cast<std::size_t>(which) * kUbStride; }
+std::uint8_t* Arena::ub(int which) const {
+  return mapping_ + kGuardBytes + static_cast<std::size_t>(which) * kUbStride;
+}
 
 void Arena::attach(Block& block) {
   if (block.aic != nullptr) {
@@ -84,7 +88,8 @@ bool Arena::describe_fault(const void* address, std::string& text) const {
     if (which == 2) {
       std::snprintf(line, sizeof(line), "the AIC dereferences UB offset %lld; it has no UB", offset);
     } else {
-      std::snprintf(line, sizeof(line), "out of range on UB of AIV%d: offset %lld exceeds its %zu bytes", which, offset, kUbBytes);
+      std::snprintf(line, sizeof(line), "out of range on UB of AIV%d: offset %lld exceeds its %zu bytes",
+                    which, offset, kUbBytes);
     }
     text = line;
     return true;

@@ -91,19 +91,29 @@ void from_f16(float* out, const std::uint16_t* in, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) out[i] = f16_value(in[i]);
 }
 
-void atomic_store(const char* name, void* out, const void* in, std::size_t bytes, int operation, Element element) {
+void atomic_store(const char* name, void* out, const void* in, std::size_t bytes, int operation,
+                  Element element) {
   switch (element) {
-    case Element::kF32: atomic_elements<std::uint32_t, float, f32_value, f32_bits>(out, in, bytes, operation); return;
-    case Element::kF16: atomic_elements<std::uint16_t, float, f16_value, f16_bits>(out, in, bytes, operation); return;
-    case Element::kBf16: atomic_elements<std::uint16_t, float, bf16_value, bf16_bits>(out, in, bytes, operation); return;
+    case Element::kF32:
+      atomic_elements<std::uint32_t, float, f32_value, f32_bits>(out, in, bytes, operation);
+      return;
+    case Element::kF16:
+      atomic_elements<std::uint16_t, float, f16_value, f16_bits>(out, in, bytes, operation);
+      return;
+    case Element::kBf16:
+      atomic_elements<std::uint16_t, float, bf16_value, bf16_bits>(out, in, bytes, operation);
+      return;
     case Element::kS32:
-      atomic_elements<std::int32_t, std::int32_t, same<std::int32_t>, same<std::int32_t>>(out, in, bytes, operation);
+      atomic_elements<std::int32_t, std::int32_t, same<std::int32_t>, same<std::int32_t>>(out, in, bytes,
+                                                                                          operation);
       return;
     case Element::kS16:
-      atomic_elements<std::int16_t, std::int16_t, same<std::int16_t>, same<std::int16_t>>(out, in, bytes, operation);
+      atomic_elements<std::int16_t, std::int16_t, same<std::int16_t>, same<std::int16_t>>(out, in, bytes,
+                                                                                          operation);
       return;
     case Element::kS8:
-      atomic_elements<std::int8_t, std::int8_t, same<std::int8_t>, same<std::int8_t>>(out, in, bytes, operation);
+      atomic_elements<std::int8_t, std::int8_t, same<std::int8_t>, same<std::int8_t>>(out, in, bytes,
+                                                                                      operation);
       return;
     case Element::kOther: break;
   }

@@ -53,14 +53,16 @@ void set_hf32_rounding(int mode) { registers().hf32_rounding = mode; }
 
 void sync_notify(pipe_t from, pipe_t to, int id) {
   const char* name = "asc_sync_notify";
-  Instruction instruction = step(Step::kNotify, name, checked_id(name, static_cast<std::uint64_t>(id), kFlagCount));
+  Instruction instruction =
+      step(Step::kNotify, name, checked_id(name, static_cast<std::uint64_t>(id), kFlagCount));
   instruction.other = static_cast<std::uint8_t>(pipe_slot(to, name));
   issue_step(from, std::move(instruction));
 }
 
 void sync_wait(pipe_t from, pipe_t to, int id) {
   const char* name = "asc_sync_wait";
-  Instruction instruction = step(Step::kWait, name, checked_id(name, static_cast<std::uint64_t>(id), kFlagCount));
+  Instruction instruction =
+      step(Step::kWait, name, checked_id(name, static_cast<std::uint64_t>(id), kFlagCount));
   instruction.other = static_cast<std::uint8_t>(pipe_slot(from, name));
   issue_step(to, std::move(instruction));
 }
@@ -106,13 +108,15 @@ void sync_intra_wait(pipe_t pipe, std::uint64_t id) {
 
 void sync_inter_arrive(pipe_t pipe, std::uint64_t id) {
   const char* name = "asc_sync_inter_arrive";
-  if (!Session::current()->all_blocks_together()) fail("%s: the image does not say that it crosses blocks", name);
+  if (!Session::current()->all_blocks_together())
+    fail("%s: the image does not say that it crosses blocks", name);
   issue_step(pipe, step(Step::kInterArrive, name, checked_id(name, id, kInterCount)));
 }
 
 void sync_inter_wait(pipe_t pipe, std::uint64_t id) {
   const char* name = "asc_sync_inter_wait";
-  if (!Session::current()->all_blocks_together()) fail("%s: the image does not say that it crosses blocks", name);
+  if (!Session::current()->all_blocks_together())
+    fail("%s: the image does not say that it crosses blocks", name);
   issue_step(pipe, step(Step::kInterWait, name, checked_id(name, id, kInterCount)));
 }
 

@@ -1,4 +1,5 @@
-// Data movement between GM, L1, L0 and UB. Layout facts: asc-devkit docs, docs/zh/api/SIMD-API/C-API/{cube,vector}_datamove.
+// Data movement between GM, L1, L0 and UB. Layout facts: asc-devkit docs,
+// docs/zh/api/SIMD-API/C-API/{cube,vector}_datamove.
 #include <cstring>
 
 #include "engine_state.h"
@@ -32,7 +33,8 @@ void issue(pipe_t pipe, const char* name, UnitFlag unit_flag, std::uint64_t accu
 
 template <int Bytes>
 void gather_transposed(std::uint8_t* target, const std::uint8_t* source, std::uint64_t pitch, int count) {
-  for (int i = 0; i < count; ++i) std::memcpy(target + i * Bytes, source + static_cast<std::uint64_t>(i) * pitch, Bytes);
+  for (int i = 0; i < count; ++i)
+    std::memcpy(target + i * Bytes, source + static_cast<std::uint64_t>(i) * pitch, Bytes);
 }
 
 template <typename T, int Rows, int Columns>
@@ -43,14 +45,15 @@ void transpose_square(std::uint8_t* const* target_parts, const std::uint8_t* con
   T square[16][16];
   for (int part = 0; part < kParts; ++part) {
     for (int row = 0; row < 16; ++row) {
-      std::memcpy(&square[row][part * Columns], source_parts[part] + row * Columns * static_cast<int>(sizeof(T)),
-                  sizeof(T) * Columns);
+      std::memcpy(&square[row][part * Columns],
+                  source_parts[part] + row * Columns * static_cast<int>(sizeof(T)), sizeof(T) * Columns);
     }
   }
   for (int part = 0; part < kParts; ++part) {
     T out[16][Columns];
     for (int row = 0; row < 16; ++row) {
-      for (int column = 0; column < Columns; ++column) out[row][column] = square[part * Columns + column][row];
+      for (int column = 0; column < Columns; ++column)
+        out[row][column] = square[part * Columns + column][row];
     }
     std::memcpy(target_parts[part], out, sizeof(out));
   }
@@ -77,7 +80,8 @@ void copy_gm_to_l1(const char* name, std::uint64_t target, const void* source, i
         const std::uint64_t first = block * c0;
         const int count = static_cast<int>(std::min<std::uint64_t>(c0, columns - first));
         if (!transposed) {
-          const std::uint8_t* from = gm + row * pitch_bytes + first * static_cast<std::uint64_t>(element_bytes);
+          const std::uint8_t* from =
+              gm + row * pitch_bytes + first * static_cast<std::uint64_t>(element_bytes);
           if (count == static_cast<int>(c0)) {
             std::memcpy(to, from, 32);
           } else {
@@ -98,14 +102,15 @@ void copy_gm_to_l1(const char* name, std::uint64_t target, const void* source, i
   });
 }
 
-void fill_l1(const char* name, std::uint64_t target, std::uint32_t pattern, int pattern_bytes, std::uint64_t repeats,
-             std::uint64_t blocks, std::uint64_t gap_blocks) {
+void fill_l1(const char* name, std::uint64_t target, std::uint32_t pattern, int pattern_bytes,
+             std::uint64_t repeats, std::uint64_t blocks, std::uint64_t gap_blocks) {
   if (repeats == 0 || blocks == 0) return;
   submit(PIPE_MTE2, name, [=] {
     const std::uint64_t pitch = (blocks + gap_blocks) * 32;
     std::uint8_t* l1 = onchip(Memory::kL1, target, extent(repeats, blocks * 32, pitch), name, kBlockBytes);
     std::uint8_t block[32];
-    for (int at = 0; at < 32; at += pattern_bytes) std::memcpy(block + at, &pattern, static_cast<std::size_t>(pattern_bytes));
+    for (int at = 0; at < 32; at += pattern_bytes)
+      std::memcpy(block + at, &pattern, static_cast<std::size_t>(pattern_bytes));
     for (std::uint64_t i = 0; i < repeats; ++i) {
       for (std::uint64_t b = 0; b < blocks; ++b) std::memcpy(l1 + i * pitch + b * 32, block, 32);
     }
@@ -115,7 +120,8 @@ void fill_l1(const char* name, std::uint64_t target, std::uint32_t pattern, int 
 void copy_l1_to_l0(const char* name, bool to_l0b, bool transpose, int element_bytes, std::uint64_t target,
                    std::uint64_t source, const FractalCopy& s) {
   if (s.rows == 0 || s.columns == 0) return;
-  if (transpose && element_bytes != 2 && element_bytes != 4) not_modelled(name, "transposing elements of 1 byte");
+  if (transpose && element_bytes != 2 && element_bytes != 4)
+    not_modelled(name, "transposing elements of 1 byte");
   if (transpose && element_bytes == 4 && s.columns % 2 != 0) {
     fail("%s: transposing 4-byte elements takes an even number of fractal columns, not %u", name, s.columns);
   }
@@ -159,7 +165,8 @@ enum class Conversion { kNone, kBf16, kF16 };
 Conversion conversion_of(const char* name, int quant, Element target) {
   switch (quant) {
     case 0:
-      if (target != Element::kF32 && target != Element::kS32) not_modelled(name, "storing the accumulator unconverted into another type");
+      if (target != Element::kF32 && target != Element::kS32)
+        not_modelled(name, "storing the accumulator unconverted into another type");
       return Conversion::kNone;
     case 1: return Conversion::kF16;
     case 16: return Conversion::kBf16;
@@ -188,8 +195,8 @@ void check_fixpipe(const char* name, const FixpipeCopy& s) {
 }
 
 // One row of the accumulator, columns first .. first+count, into `out` (fp32).
-void read_row(float* out, const std::uint8_t* l0c, std::uint64_t row, std::uint64_t first, std::uint64_t count,
-              std::uint64_t source_stride, bool relu) {
+void read_row(float* out, const std::uint8_t* l0c, std::uint64_t row, std::uint64_t first,
+              std::uint64_t count, std::uint64_t source_stride, bool relu) {
   std::uint64_t done = 0;
   while (done < count) {
     const std::uint64_t column = first + done;
@@ -252,7 +259,8 @@ void copy_l0c_to_ub(const char* name, void* target, Element target_element, std:
   const Conversion conversion = conversion_of(name, s.quant, target_element);
   const UnitFlag unit_flag = unit_flag_of(name, s.unit_flag);
   if (dual < 0 || dual > 2) not_modelled(name, "this dual destination mode");
-  if (dual == 1 && s.rows % 2 != 0) fail("%s: an odd number of rows (%u) cannot be split over two AIVs", name, s.rows);
+  if (dual == 1 && s.rows % 2 != 0)
+    fail("%s: an odd number of rows (%u) cannot be split over two AIVs", name, s.rows);
   if (dual == 2 && s.columns % 2 != 0) {
     fail("%s: an odd number of columns (%u) cannot be split over two AIVs", name, s.columns);
   }
@@ -276,7 +284,8 @@ void copy_l0c_to_ub(const char* name, void* target, Element target_element, std:
              static_cast<long long>(offset), static_cast<unsigned long long>(bytes), kUbBytes);
       }
       if (offset % kBlockBytes != 0) {
-        fail("%s: misaligned on UB: offset %llu is no multiple of %zu", name, static_cast<unsigned long long>(offset), kBlockBytes);
+        fail("%s: misaligned on UB: offset %llu is no multiple of %zu", name,
+             static_cast<unsigned long long>(offset), kBlockBytes);
       }
       for (std::uint64_t m = 0; m < rows; ++m) {
         const std::uint64_t source_row = dual == 1 ? static_cast<std::uint64_t>(sub) * rows + m : m;
@@ -293,8 +302,10 @@ void copy_gm_to_ub(const char* name, void* target, const void* source, int eleme
                    int left_padding, int right_padding, bool constant_padding) {
   if (b.count == 0 || b.bytes == 0) return;
   const std::uint64_t pad = core().registers.pad_value;
-  const std::uint64_t left = static_cast<std::uint64_t>(left_padding) * static_cast<std::uint64_t>(element_bytes);
-  const std::uint64_t right = static_cast<std::uint64_t>(right_padding) * static_cast<std::uint64_t>(element_bytes);
+  const std::uint64_t left =
+      static_cast<std::uint64_t>(left_padding) * static_cast<std::uint64_t>(element_bytes);
+  const std::uint64_t right =
+      static_cast<std::uint64_t>(right_padding) * static_cast<std::uint64_t>(element_bytes);
   if (left > 32 || right > 32) fail("%s: more than 32 bytes of padding on one side", name);
   submit(PIPE_MTE2, name, [=] {
     const std::uint64_t row = left + b.bytes + right;
@@ -311,7 +322,8 @@ void copy_gm_to_ub(const char* name, void* target, const void* source, int eleme
       const auto element = static_cast<std::size_t>(element_bytes);
       for (std::uint64_t at = 0; at < left; at += element) std::memcpy(to + at, filler, element);
       std::memcpy(to + left, from, b.bytes);
-      for (std::uint64_t at = 0; at < right; at += element) std::memcpy(to + left + b.bytes + at, filler, element);
+      for (std::uint64_t at = 0; at < right; at += element)
+        std::memcpy(to + left + b.bytes + at, filler, element);
     }
   });
 }
@@ -333,7 +345,8 @@ void copy_ub_to_gm(const char* name, void* target, const void* source, Element e
       if (registers.atomic_op == 0) {
         std::memcpy(to, from, b.bytes);
       } else {
-        atomic_store(name, to, from, b.bytes, registers.atomic_op, static_cast<Element>(registers.atomic_element));
+        atomic_store(name, to, from, b.bytes, registers.atomic_op,
+                     static_cast<Element>(registers.atomic_element));
       }
     }
   });
@@ -355,7 +368,8 @@ void copy_ub_to_l1(const char* name, std::uint64_t target, const void* source, s
            static_cast<unsigned long long>(target), static_cast<unsigned long long>(reach), kL1Bytes);
     }
     if (target % kBlockBytes != 0) {
-      fail("%s: misaligned on L1: offset %llu is no multiple of %zu", name, static_cast<unsigned long long>(target), kBlockBytes);
+      fail("%s: misaligned on L1: offset %llu is no multiple of %zu", name,
+           static_cast<unsigned long long>(target), kBlockBytes);
     }
     for (std::uint64_t i = 0; i < bursts; ++i) {
       std::memcpy(aic->l1 + target + i * target_pitch, ub + i * source_pitch, bytes);

@@ -124,11 +124,13 @@ aclError aclrtMemcpyAsync(void* dst, size_t destMax, const void* src, size_t cou
                           aclrtStream stream);
 aclError aclrtMemset(void* devPtr, size_t maxCount, int32_t value, size_t count);
 
-aclError aclrtBinaryLoadFromFile(const char* binPath, aclrtBinaryLoadOptions* options, aclrtBinHandle* binHandle);
+aclError aclrtBinaryLoadFromFile(const char* binPath, aclrtBinaryLoadOptions* options,
+                                 aclrtBinHandle* binHandle);
 aclError aclrtBinaryLoadFromData(const void* data, size_t length, const aclrtBinaryLoadOptions* options,
                                  aclrtBinHandle* binHandle);
 aclError aclrtBinaryUnLoad(aclrtBinHandle binHandle);
-aclError aclrtBinaryGetFunction(aclrtBinHandle binHandle, const char* kernelName, aclrtFuncHandle* funcHandle);
+aclError aclrtBinaryGetFunction(aclrtBinHandle binHandle, const char* kernelName,
+                                aclrtFuncHandle* funcHandle);
 aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle funcHandle, uint32_t numBlocks, aclrtStream stream,
                                        aclrtLaunchKernelCfg* cfg, void* hostArgs, size_t argsSize,
                                        aclrtPlaceHolderInfo* placeHolderArray, size_t placeHolderNum);

@@ -1,5 +1,6 @@
-// The Ascend C interface of scalar code: data movement, cube, synchronisation, special registers, cache control.
-// Argument order is that of the code TileLang generates, which is newer than the published documents.
+// The Ascend C interface of scalar code: data movement, cube, synchronisation, special registers, cache
+// control. Argument order is that of the code TileLang generates, which is newer than the published
+// documents.
 #pragma once
 
 #include <cassert>
@@ -63,14 +64,16 @@ uint64_t offset_of(T* pointer) {
 
 }  // namespace kaas_twin
 
-// ---- identity -----------------------------------------------------------------------------------------------------------
+// ---- identity
+// -----------------------------------------------------------------------------------------------------------
 inline void asc_init() {}
 inline int64_t asc_get_block_idx() { return kaas_twin::block_index(); }
 inline int64_t asc_get_block_num() { return kaas_twin::block_count(); }
 inline int64_t asc_get_sub_block_id() { return kaas_twin::sub_block_index(); }
 inline int64_t asc_get_sub_block_num() { return kaas_twin::sub_block_count(); }
 
-// ---- synchronisation ----------------------------------------------------------------------------------------------------
+// ---- synchronisation
+// ----------------------------------------------------------------------------------------------------
 inline void asc_sync_notify(pipe_t from, pipe_t to, int id) { kaas_twin::sync_notify(from, to, id); }
 inline void asc_sync_wait(pipe_t from, pipe_t to, int id) { kaas_twin::sync_wait(from, to, id); }
 inline void asc_lock(pipe_t pipe, int id, ascMutexExecuteMode mode = ASC_LOCK_BLOCK) {
@@ -87,8 +90,10 @@ inline void asc_sync_intra_wait(pipe_t pipe, uint64_t id) { kaas_twin::sync_intr
 inline void asc_sync_inter_arrive(pipe_t pipe, uint64_t id) { kaas_twin::sync_inter_arrive(pipe, id); }
 inline void asc_sync_inter_wait(pipe_t pipe, uint64_t id) { kaas_twin::sync_inter_wait(pipe, id); }
 
-// ---- special registers --------------------------------------------------------------------------------------------------
-inline void asc_set_gm2l1_nz_para(uint64_t matrices, uint64_t row_stride, uint64_t column_stride, uint64_t matrix_stride) {
+// ---- special registers
+// --------------------------------------------------------------------------------------------------
+inline void asc_set_gm2l1_nz_para(uint64_t matrices, uint64_t row_stride, uint64_t column_stride,
+                                  uint64_t matrix_stride) {
   kaas_twin::set_nz_parameters(matrices, row_stride, column_stride, matrix_stride);
 }
 inline void asc_set_l0c_copy_nz_para(uint64_t matrices, uint64_t source_stride, uint64_t target_stride) {
@@ -103,20 +108,38 @@ inline void asc_set_copy_pad_val(T value) {
 }
 inline void asc_enable_hf32() { kaas_twin::set_hf32(true); }
 inline void asc_disable_hf32() { kaas_twin::set_hf32(false); }
-inline void asc_set_hf32_round_mode(asc_hf32_round_mode mode) { kaas_twin::set_hf32_rounding(static_cast<int>(mode)); }
+inline void asc_set_hf32_round_mode(asc_hf32_round_mode mode) {
+  kaas_twin::set_hf32_rounding(static_cast<int>(mode));
+}
 // The order in which the cube walks its fractals: of no effect on the result.
 inline void asc_set_mmad_direction_m() {}
 inline void asc_set_mmad_direction_n() {}
 
-#define KAAS_TWIN_ATOMIC(operation, number)                                                                              \
-  inline void asc_set_atomic_##operation##_float() { kaas_twin::set_atomic(number, kaas_twin::Element::kF32); }          \
-  inline void asc_set_atomic_##operation##_float16() { kaas_twin::set_atomic(number, kaas_twin::Element::kF16); }        \
-  inline void asc_set_atomic_##operation##_half() { kaas_twin::set_atomic(number, kaas_twin::Element::kF16); }           \
-  inline void asc_set_atomic_##operation##_bfloat() { kaas_twin::set_atomic(number, kaas_twin::Element::kBf16); }        \
-  inline void asc_set_atomic_##operation##_bfloat16() { kaas_twin::set_atomic(number, kaas_twin::Element::kBf16); }      \
-  inline void asc_set_atomic_##operation##_int() { kaas_twin::set_atomic(number, kaas_twin::Element::kS32); }            \
-  inline void asc_set_atomic_##operation##_int32() { kaas_twin::set_atomic(number, kaas_twin::Element::kS32); }          \
-  inline void asc_set_atomic_##operation##_int16() { kaas_twin::set_atomic(number, kaas_twin::Element::kS16); }          \
+#define KAAS_TWIN_ATOMIC(operation, number)                   \
+  inline void asc_set_atomic_##operation##_float() {          \
+    kaas_twin::set_atomic(number, kaas_twin::Element::kF32);  \
+  }                                                           \
+  inline void asc_set_atomic_##operation##_float16() {        \
+    kaas_twin::set_atomic(number, kaas_twin::Element::kF16);  \
+  }                                                           \
+  inline void asc_set_atomic_##operation##_half() {           \
+    kaas_twin::set_atomic(number, kaas_twin::Element::kF16);  \
+  }                                                           \
+  inline void asc_set_atomic_##operation##_bfloat() {         \
+    kaas_twin::set_atomic(number, kaas_twin::Element::kBf16); \
+  }                                                           \
+  inline void asc_set_atomic_##operation##_bfloat16() {       \
+    kaas_twin::set_atomic(number, kaas_twin::Element::kBf16); \
+  }                                                           \
+  inline void asc_set_atomic_##operation##_int() {            \
+    kaas_twin::set_atomic(number, kaas_twin::Element::kS32);  \
+  }                                                           \
+  inline void asc_set_atomic_##operation##_int32() {          \
+    kaas_twin::set_atomic(number, kaas_twin::Element::kS32);  \
+  }                                                           \
+  inline void asc_set_atomic_##operation##_int16() {          \
+    kaas_twin::set_atomic(number, kaas_twin::Element::kS16);  \
+  }                                                           \
   inline void asc_set_atomic_##operation##_int8() { kaas_twin::set_atomic(number, kaas_twin::Element::kS8); }
 KAAS_TWIN_ATOMIC(add, 1)
 KAAS_TWIN_ATOMIC(max, 2)
@@ -124,7 +147,8 @@ KAAS_TWIN_ATOMIC(min, 3)
 #undef KAAS_TWIN_ATOMIC
 inline void asc_set_atomic_none() { kaas_twin::set_atomic(0, kaas_twin::Element::kOther); }
 
-// ---- caches: GM is coherent on the host -----------------------------------------------------------------------------------
+// ---- caches: GM is coherent on the host
+// -----------------------------------------------------------------------------------
 template <typename... Arguments>
 inline void asc_dcci(Arguments...) {}
 template <typename... Arguments>
@@ -142,29 +166,30 @@ inline void asc_store_dev(__gm__ T* address, T value) {
   std::memcpy(address, &value, sizeof(T));
 }
 
-// ---- GM -> L1, inside L1 ----------------------------------------------------------------------------------------------------
+// ---- GM -> L1, inside L1
+// ----------------------------------------------------------------------------------------------------
 template <typename T>
 inline void asc_copy_gm2l1_nd2nz(__cbuf__ T* target, const __gm__ T* source, uint64_t pitch_bytes,
-                                 asc_load_l2_cache_mode, uint64_t rows, uint64_t columns, uint64_t outer_pitch,
-                                 bool small_c0) {
+                                 asc_load_l2_cache_mode, uint64_t rows, uint64_t columns,
+                                 uint64_t outer_pitch, bool small_c0) {
   if (outer_pitch != 0) kaas_twin::not_modelled("asc_copy_gm2l1_nd2nz", "an outer loop");
   if (small_c0) kaas_twin::not_modelled("asc_copy_gm2l1_nd2nz", "the small C0 mode");
   if constexpr (sizeof(T) <= 4) {
-    kaas_twin::copy_gm_to_l1("asc_copy_gm2l1_nd2nz", kaas_twin::offset_of(target), source, sizeof(T), pitch_bytes, rows,
-                             columns, false);
+    kaas_twin::copy_gm_to_l1("asc_copy_gm2l1_nd2nz", kaas_twin::offset_of(target), source, sizeof(T),
+                             pitch_bytes, rows, columns, false);
   } else {
     kaas_twin::not_modelled("asc_copy_gm2l1_nd2nz", "elements of 8 bytes");
   }
 }
 template <typename T>
 inline void asc_copy_gm2l1_dn2nz(__cbuf__ T* target, const __gm__ T* source, uint64_t pitch_bytes,
-                                 asc_load_l2_cache_mode, uint64_t rows, uint64_t columns, uint64_t outer_pitch,
-                                 bool small_c0) {
+                                 asc_load_l2_cache_mode, uint64_t rows, uint64_t columns,
+                                 uint64_t outer_pitch, bool small_c0) {
   if (outer_pitch != 0) kaas_twin::not_modelled("asc_copy_gm2l1_dn2nz", "an outer loop");
   if (small_c0) kaas_twin::not_modelled("asc_copy_gm2l1_dn2nz", "the small C0 mode");
   if constexpr (sizeof(T) <= 4) {
-    kaas_twin::copy_gm_to_l1("asc_copy_gm2l1_dn2nz", kaas_twin::offset_of(target), source, sizeof(T), pitch_bytes, rows,
-                             columns, true);
+    kaas_twin::copy_gm_to_l1("asc_copy_gm2l1_dn2nz", kaas_twin::offset_of(target), source, sizeof(T),
+                             pitch_bytes, rows, columns, true);
   } else {
     kaas_twin::not_modelled("asc_copy_gm2l1_dn2nz", "elements of 8 bytes");
   }
@@ -172,18 +197,20 @@ inline void asc_copy_gm2l1_dn2nz(__cbuf__ T* target, const __gm__ T* source, uin
 template <typename T>
 inline void asc_fill_l1(__cbuf__ T* target, uint32_t value, const asc_fill_value_config& config) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4);
-  kaas_twin::fill_l1("asc_fill_l1", kaas_twin::offset_of(target), value, sizeof(T), config.repeat, config.blk_num,
-                     config.dst_gap);
+  kaas_twin::fill_l1("asc_fill_l1", kaas_twin::offset_of(target), value, sizeof(T), config.repeat,
+                     config.blk_num, config.dst_gap);
 }
 
-// ---- L1 -> L0A, L0B ---------------------------------------------------------------------------------------------------------
-#define KAAS_TWIN_L1_TO_L0(intrinsic, memory, to_l0b, transpose)                                                         \
-  template <typename T>                                                                                                  \
-  inline void intrinsic(memory T* target, const __cbuf__ T* source, uint32_t row_start, uint32_t column_start,            \
-                        uint32_t rows, uint32_t columns, uint32_t source_stride, uint32_t target_stride) {                \
-    kaas_twin::copy_l1_to_l0(#intrinsic, to_l0b, transpose, sizeof(T), kaas_twin::offset_of(target),                     \
-                             kaas_twin::offset_of(source),                                                               \
-                             {row_start, column_start, rows, columns, source_stride, target_stride});                    \
+// ---- L1 -> L0A, L0B
+// ---------------------------------------------------------------------------------------------------------
+#define KAAS_TWIN_L1_TO_L0(intrinsic, memory, to_l0b, transpose)                                        \
+  template <typename T>                                                                                 \
+  inline void intrinsic(memory T* target, const __cbuf__ T* source, uint32_t row_start,                 \
+                        uint32_t column_start, uint32_t rows, uint32_t columns, uint32_t source_stride, \
+                        uint32_t target_stride) {                                                       \
+    kaas_twin::copy_l1_to_l0(#intrinsic, to_l0b, transpose, sizeof(T), kaas_twin::offset_of(target),    \
+                             kaas_twin::offset_of(source),                                              \
+                             {row_start, column_start, rows, columns, source_stride, target_stride});   \
   }
 KAAS_TWIN_L1_TO_L0(asc_copy_l12l0a, __ca__, false, false)
 KAAS_TWIN_L1_TO_L0(asc_copy_l12l0a_transpose, __ca__, false, true)
@@ -192,63 +219,77 @@ KAAS_TWIN_L1_TO_L0(asc_copy_l12l0b_transpose, __cb__, true, true)
 #undef KAAS_TWIN_L1_TO_L0
 
 template <typename T>
-inline void asc_copy_l12l0a_mx(uint64_t, const __cbuf__ T*, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
+inline void asc_copy_l12l0a_mx(uint64_t, const __cbuf__ T*, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
+                               uint64_t) {
   kaas_twin::not_modelled("asc_copy_l12l0a_mx");
 }
 template <typename T>
-inline void asc_copy_l12l0b_mx(uint64_t, const __cbuf__ T*, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
+inline void asc_copy_l12l0b_mx(uint64_t, const __cbuf__ T*, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
+                               uint64_t) {
   kaas_twin::not_modelled("asc_copy_l12l0b_mx");
 }
 
-// ---- cube -------------------------------------------------------------------------------------------------------------------
+// ---- cube
+// -------------------------------------------------------------------------------------------------------------------
 template <typename Accumulator, typename Left, typename Right>
-inline void asc_mmad(__cc__ Accumulator* accumulator, const __ca__ Left* left, const __cb__ Right* right, uint32_t m,
-                     uint32_t k, uint32_t n, int unit_flag, bool gemv_off, bool bias_from_table, bool start_at_zero) {
+inline void asc_mmad(__cc__ Accumulator* accumulator, const __ca__ Left* left, const __cb__ Right* right,
+                     uint32_t m, uint32_t k, uint32_t n, int unit_flag, bool gemv_off, bool bias_from_table,
+                     bool start_at_zero) {
   if constexpr (!std::is_same_v<Accumulator, float> || !std::is_same_v<Left, Right>) {
     kaas_twin::not_modelled("asc_mmad", "integer accumulation or operands of two types");
   } else {
     if (!gemv_off && m == 1) kaas_twin::not_modelled("asc_mmad", "the matrix-vector mode");
     if (bias_from_table) kaas_twin::not_modelled("asc_mmad", "a bias from the table buffer");
     kaas_twin::multiply("asc_mmad", kaas_twin::element_of<Left>(), kaas_twin::offset_of(accumulator),
-                        kaas_twin::offset_of(left), kaas_twin::offset_of(right), {m, k, n, unit_flag, start_at_zero});
+                        kaas_twin::offset_of(left), kaas_twin::offset_of(right),
+                        {m, k, n, unit_flag, start_at_zero});
   }
 }
 template <typename Accumulator, typename Left, typename Right>
-inline void asc_mmad_mx(__cc__ Accumulator*, const __ca__ Left*, const __cb__ Right*, uint32_t, uint32_t, uint32_t, int,
-                        bool, bool, bool) {
+inline void asc_mmad_mx(__cc__ Accumulator*, const __ca__ Left*, const __cb__ Right*, uint32_t, uint32_t,
+                        uint32_t, int, bool, bool, bool) {
   kaas_twin::not_modelled("asc_mmad_mx");
 }
 
-// ---- L0C -> GM, UB ------------------------------------------------------------------------------------------------------------
+// ---- L0C -> GM, UB
+// ------------------------------------------------------------------------------------------------------------
 template <typename T, typename Accumulator>
-inline void asc_copy_l0c2gm(__gm__ T* target, const __cc__ Accumulator* source, uint32_t columns, uint32_t rows,
-                            uint32_t target_pitch, uint32_t source_stride, asc_store_l2_cache_mode,
-                            asc_unit_flag_mode unit_flag, asc_quant_mode quant, asc_relu_pre_mode relu, bool split,
-                            bool to_rows, uint64_t reserved0, uint64_t reserved1) {
-  if (reserved0 != 0 || reserved1 != 0) kaas_twin::not_modelled("asc_copy_l0c2gm", "non-zero trailing arguments");
-  kaas_twin::copy_l0c_to_gm("asc_copy_l0c2gm", target, kaas_twin::element_of<T>(), kaas_twin::offset_of(source),
+inline void asc_copy_l0c2gm(__gm__ T* target, const __cc__ Accumulator* source, uint32_t columns,
+                            uint32_t rows, uint32_t target_pitch, uint32_t source_stride,
+                            asc_store_l2_cache_mode, asc_unit_flag_mode unit_flag, asc_quant_mode quant,
+                            asc_relu_pre_mode relu, bool split, bool to_rows, uint64_t reserved0,
+                            uint64_t reserved1) {
+  if (reserved0 != 0 || reserved1 != 0)
+    kaas_twin::not_modelled("asc_copy_l0c2gm", "non-zero trailing arguments");
+  kaas_twin::copy_l0c_to_gm("asc_copy_l0c2gm", target, kaas_twin::element_of<T>(),
+                            kaas_twin::offset_of(source),
                             {columns, rows, target_pitch, source_stride, static_cast<int>(unit_flag),
                              static_cast<int>(quant), static_cast<int>(relu), split, to_rows});
 }
 template <typename T, typename Accumulator>
-inline void asc_copy_l0c2ub(__ubuf__ T* target, const __cc__ Accumulator* source, uint32_t columns, uint32_t rows,
-                            uint32_t target_pitch, uint32_t source_stride, int sub_block, asc_dual_dst_mode dual,
-                            asc_unit_flag_mode unit_flag, asc_quant_mode quant, asc_relu_pre_mode relu, bool split,
-                            bool to_rows, uint64_t reserved0, uint64_t reserved1) {
-  if (reserved0 != 0 || reserved1 != 0) kaas_twin::not_modelled("asc_copy_l0c2ub", "non-zero trailing arguments");
-  kaas_twin::copy_l0c_to_ub("asc_copy_l0c2ub", target, kaas_twin::element_of<T>(), kaas_twin::offset_of(source),
+inline void asc_copy_l0c2ub(__ubuf__ T* target, const __cc__ Accumulator* source, uint32_t columns,
+                            uint32_t rows, uint32_t target_pitch, uint32_t source_stride, int sub_block,
+                            asc_dual_dst_mode dual, asc_unit_flag_mode unit_flag, asc_quant_mode quant,
+                            asc_relu_pre_mode relu, bool split, bool to_rows, uint64_t reserved0,
+                            uint64_t reserved1) {
+  if (reserved0 != 0 || reserved1 != 0)
+    kaas_twin::not_modelled("asc_copy_l0c2ub", "non-zero trailing arguments");
+  kaas_twin::copy_l0c_to_ub("asc_copy_l0c2ub", target, kaas_twin::element_of<T>(),
+                            kaas_twin::offset_of(source),
                             {columns, rows, target_pitch, source_stride, static_cast<int>(unit_flag),
                              static_cast<int>(quant), static_cast<int>(relu), split, to_rows},
                             sub_block, static_cast<int>(dual));
 }
 
-// ---- GM <-> UB, UB -> L1 --------------------------------------------------------------------------------------------------------
+// ---- GM <-> UB, UB -> L1
+// --------------------------------------------------------------------------------------------------------
 template <typename T>
 inline void asc_copy_gm2ub_align(__ubuf__ T* target, const __gm__ T* source, uint64_t bursts, uint64_t bytes,
-                                 int left_padding, int right_padding, bool constant_padding, asc_load_l2_cache_mode,
-                                 uint64_t source_pitch, uint64_t target_pitch) {
-  kaas_twin::copy_gm_to_ub("asc_copy_gm2ub_align", target, source, sizeof(T), {bursts, bytes, source_pitch, target_pitch},
-                           left_padding, right_padding, constant_padding);
+                                 int left_padding, int right_padding, bool constant_padding,
+                                 asc_load_l2_cache_mode, uint64_t source_pitch, uint64_t target_pitch) {
+  kaas_twin::copy_gm_to_ub("asc_copy_gm2ub_align", target, source, sizeof(T),
+                           {bursts, bytes, source_pitch, target_pitch}, left_padding, right_padding,
+                           constant_padding);
 }
 template <typename T>
 inline void asc_copy_ub2gm_align(__gm__ T* target, const __ubuf__ T* source, uint64_t bursts, uint64_t bytes,
@@ -259,5 +300,6 @@ inline void asc_copy_ub2gm_align(__gm__ T* target, const __ubuf__ T* source, uin
 template <typename T, typename U>
 inline void asc_copy_ub2l1(__cbuf__ T* target, const __ubuf__ U* source, uint64_t bursts, uint64_t blocks,
                            uint64_t source_gap, uint64_t target_gap) {
-  kaas_twin::copy_ub_to_l1("asc_copy_ub2l1", kaas_twin::offset_of(target), source, bursts, blocks, source_gap, target_gap);
+  kaas_twin::copy_ub_to_l1("asc_copy_ub2l1", kaas_twin::offset_of(target), source, bursts, blocks, source_gap,
+                           target_gap);
 }

@@ -1,8 +1,10 @@
-// What the emulation headers may ask of the engine: who am I, where is on-chip memory, queue work on a pipe, fail.
+// What the emulation headers may ask of the engine: who am I, where is on-chip memory, queue work on a pipe,
+// fail.
 //
-// The engine runs every block of a launch as one AIC and two AIV cores (or a subset). Each core has a scalar stream
-// (the kernel function itself, on a fibre) and pipes. An intrinsic samples its arguments and special registers, then
-// queues a closure on its pipe with submit(); the closure runs later, when the schedule and the flags let it.
+// The engine runs every block of a launch as one AIC and two AIV cores (or a subset). Each core has a scalar
+// stream (the kernel function itself, on a fibre) and pipes. An intrinsic samples its arguments and special
+// registers, then queues a closure on its pipe with submit(); the closure runs later, when the schedule and
+// the flags let it.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +13,9 @@
 #include <type_traits>
 #include <utility>
 
-// Address spaces and function kinds of the device language. L1, L0A, L0B and L0C are never dereferenced by kernel code,
-// so their pointers are offsets from zero; a UB pointer is a host pointer into the core's UB (see ub_base).
+// Address spaces and function kinds of the device language. L1, L0A, L0B and L0C are never dereferenced by
+// kernel code, so their pointers are offsets from zero; a UB pointer is a host pointer into the core's UB
+// (see ub_base).
 #define __gm__
 #define __ubuf__
 #define __cbuf__
@@ -73,8 +76,8 @@ inline constexpr std::size_t kL0BBytes = 64 * 1024;
 inline constexpr std::size_t kL0CBytes = 256 * 1024;
 inline constexpr std::size_t kBlockBytes = 32;  // the unit of on-chip alignment
 
-// Ends the block with a message: printf format. The engine adds block, core, pipe and instruction. Usable from scalar
-// code, from a closure on a pipe and from a SIMT fibre (it throws; never catch it).
+// Ends the block with a message: printf format. The engine adds block, core, pipe and instruction. Usable
+// from scalar code, from a closure on a pipe and from a SIMT fibre (it throws; never catch it).
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // The same, with the standard wording for an intrinsic or a variant of one that the twin does not model.
@@ -82,20 +85,23 @@ inline constexpr std::size_t kBlockBytes = 32;  // the unit of on-chip alignment
 
 // Who runs: valid in scalar code and inside closures alike.
 CoreKind core_kind();
-std::uint32_t block_index();      // 0 .. block_count()-1
+std::uint32_t block_index();  // 0 .. block_count()-1
 std::uint32_t block_count();
 std::uint32_t sub_block_index();  // 0 or 1 on an AIV, 0 on the AIC
 std::uint32_t sub_block_count();  // AIVs per block
 
-// First byte of the running core's UB (kUbBytes long, between guard areas). The driver rewrites `(__ubuf__ T *)0` to
-// it. On the AIC it is the base of a shadow range, so that L0C->UB destinations can be told as offsets.
+// First byte of the running core's UB (kUbBytes long, between guard areas). The driver rewrites `(__ubuf__ T
+// *)0` to it. On the AIC it is the base of a shadow range, so that L0C->UB destinations can be told as
+// offsets.
 std::uint8_t* ub_base();
 
-// Checks [address, address + bytes) against the running core's UB and the alignment in bytes, and returns the address.
-std::uint8_t* ub_range(const void* address, std::size_t bytes, const char* intrinsic, std::size_t alignment = 1);
+// Checks [address, address + bytes) against the running core's UB and the alignment in bytes, and returns the
+// address.
+std::uint8_t* ub_range(const void* address, std::size_t bytes, const char* intrinsic,
+                       std::size_t alignment = 1);
 
-// Host address of [offset, offset + bytes) of a memory of the running core, range-checked. For kUb the offset is
-// relative to ub_base().
+// Host address of [offset, offset + bytes) of a memory of the running core, range-checked. For kUb the offset
+// is relative to ub_base().
 std::uint8_t* onchip(Memory memory, std::uint64_t offset, std::uint64_t bytes, const char* intrinsic,
                      std::size_t alignment = 1);
 
@@ -135,8 +141,8 @@ void submit(pipe_t pipe, const char* name, F&& closure) {
   submit_task(pipe, name, Task(std::forward<F>(closure)));
 }
 
-// What the driver turns a call of a __simd_vf__ function into: the arguments are evaluated now, the call becomes one
-// instruction of PIPE_V.
+// What the driver turns a call of a __simd_vf__ function into: the arguments are evaluated now, the call
+// becomes one instruction of PIPE_V.
 template <typename F, typename... Arguments>
 void vector_function(const char* name, F function, Arguments... arguments) {
   submit_task(PIPE_V, name, Task([=] { function(arguments...); }));

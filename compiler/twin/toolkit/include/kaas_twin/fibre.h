@@ -7,8 +7,8 @@
 
 namespace kaas_twin {
 
-// A coroutine which runs on memory given by its owner. A fibre stays on the host thread that first resumed it.
-// resume() may be called from another fibre; suspend() goes back to whoever called resume().
+// A coroutine which runs on memory given by its owner. A fibre stays on the host thread that first resumed
+// it. resume() may be called from another fibre; suspend() goes back to whoever called resume().
 class Fibre {
  public:
   using Entry = void (*)(void* argument);
@@ -17,8 +17,8 @@ class Fibre {
   Fibre(const Fibre&) = delete;
   Fibre& operator=(const Fibre&) = delete;
 
-  // Makes the fibre ready to run entry(argument) from its beginning. Whatever it was doing before is dropped without
-  // unwinding, so a blocked fibre can be abandoned or reused.
+  // Makes the fibre ready to run entry(argument) from its beginning. Whatever it was doing before is dropped
+  // without unwinding, so a blocked fibre can be abandoned or reused.
   void prepare(void* stack_low, std::size_t stack_bytes, Entry entry, void* argument);
 
   // Runs until the next suspend() or the end of entry. An exception that leaves entry ends the fibre and is
@@ -37,8 +37,8 @@ class Fibre {
   bool finished() const { return finished_; }
 
  private:
-  void* stack_pointer_ = nullptr;   // of the suspended fibre
-  void* resumer_pointer_ = nullptr; // of the suspended resumer
+  void* stack_pointer_ = nullptr;    // of the suspended fibre
+  void* resumer_pointer_ = nullptr;  // of the suspended resumer
   Fibre* outer_ = nullptr;
   Entry entry_ = nullptr;
   void* argument_ = nullptr;
@@ -48,8 +48,8 @@ class Fibre {
   friend void fibre_entry(Fibre* fibre);
 };
 
-// Equal stacks in one mapping, each above an inaccessible page, so that an overflow is a fault and not a corruption.
-// Pages are backed only when touched.
+// Equal stacks in one mapping, each above an inaccessible page, so that an overflow is a fault and not a
+// corruption. Pages are backed only when touched.
 class StackPool {
  public:
   StackPool(std::size_t count, std::size_t bytes_each);

@@ -41,7 +41,8 @@ struct ArgumentPack {
       offset += sizes[i];
     }
   }
-  static constexpr std::uint32_t bytes = static_cast<std::uint32_t>(aligned(offset_of(sizeof...(Arguments)), 8));
+  static constexpr std::uint32_t bytes =
+      static_cast<std::uint32_t>(aligned(offset_of(sizeof...(Arguments)), 8));
 
   template <typename T>
   static T load(const unsigned char* at) {
@@ -51,7 +52,8 @@ struct ArgumentPack {
     return value;
   }
   template <std::size_t... Index>
-  static void call(void (*kernel)(Arguments...), const unsigned char* arguments, std::index_sequence<Index...>) {
+  static void call(void (*kernel)(Arguments...), const unsigned char* arguments,
+                   std::index_sequence<Index...>) {
     kernel(load<Arguments>(arguments + offset_of(Index))...);
   }
 };
@@ -69,7 +71,8 @@ struct KernelSignature<void (*)(Arguments...)> {
 };
 
 template <auto Kernel>
-constexpr KernelEntry kernel_entry(const char* name, KernelKind kind, std::uint32_t vectors, bool crosses_blocks) {
+constexpr KernelEntry kernel_entry(const char* name, KernelKind kind, std::uint32_t vectors,
+                                   bool crosses_blocks) {
   using Signature = KernelSignature<decltype(Kernel)>;
   return {name, &Signature::template call<Kernel>, Signature::bytes, kind, vectors, crosses_blocks ? 1u : 0u};
 }

@@ -1,6 +1,7 @@
-// The data-movement and cube instructions as the engine implements them, free of templates. c_api/asc_simd.h maps the
-// generated calls onto these. Addresses of L1, L0A, L0B and L0C are byte offsets; GM and UB addresses are host pointers.
-// Every function samples the special registers, checks its operands' ranges and queues one instruction.
+// The data-movement and cube instructions as the engine implements them, free of templates. c_api/asc_simd.h
+// maps the generated calls onto these. Addresses of L1, L0A, L0B and L0C are byte offsets; GM and UB
+// addresses are host pointers. Every function samples the special registers, checks its operands' ranges and
+// queues one instruction.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +32,13 @@ void sync_intra_wait(pipe_t pipe, std::uint64_t id);
 void sync_inter_arrive(pipe_t pipe, std::uint64_t id);
 void sync_inter_wait(pipe_t pipe, std::uint64_t id);
 
-// GM -> L1 into NZ layout: `rows` x `columns` elements, source rows (or, transposed, columns) `pitch_bytes` apart.
+// GM -> L1 into NZ layout: `rows` x `columns` elements, source rows (or, transposed, columns) `pitch_bytes`
+// apart.
 void copy_gm_to_l1(const char* name, std::uint64_t target, const void* source, int element_bytes,
                    std::uint64_t pitch_bytes, std::uint64_t rows, std::uint64_t columns, bool transposed);
 
-void fill_l1(const char* name, std::uint64_t target, std::uint32_t pattern, int pattern_bytes, std::uint64_t repeats,
-             std::uint64_t blocks, std::uint64_t gap_blocks);
+void fill_l1(const char* name, std::uint64_t target, std::uint32_t pattern, int pattern_bytes,
+             std::uint64_t repeats, std::uint64_t blocks, std::uint64_t gap_blocks);
 
 // L1 -> L0A/L0B in fractals of 512 B; positions and steps in fractals of the source.
 struct FractalCopy {
@@ -50,8 +52,8 @@ struct CubeShape {
   int unit_flag;
   bool start_at_zero;
 };
-void multiply(const char* name, Element element, std::uint64_t accumulator, std::uint64_t left, std::uint64_t right,
-              const CubeShape& shape);
+void multiply(const char* name, Element element, std::uint64_t accumulator, std::uint64_t left,
+              std::uint64_t right, const CubeShape& shape);
 
 // L0C -> GM or UB: `columns` x `rows` of the accumulator's NZ layout, converted and stored row by row.
 struct FixpipeCopy {
@@ -69,8 +71,8 @@ struct Bursts {
   std::uint64_t count, bytes;
   std::uint64_t source_pitch, target_pitch;  // from start to start, bytes
 };
-void copy_gm_to_ub(const char* name, void* target, const void* source, int element_bytes, const Bursts& bursts,
-                   int left_padding, int right_padding, bool constant_padding);
+void copy_gm_to_ub(const char* name, void* target, const void* source, int element_bytes,
+                   const Bursts& bursts, int left_padding, int right_padding, bool constant_padding);
 void copy_ub_to_gm(const char* name, void* target, const void* source, Element element, const Bursts& bursts);
 // Lengths and gaps (from end to start) in blocks of 32 B.
 void copy_ub_to_l1(const char* name, std::uint64_t target, const void* source, std::uint64_t bursts,
