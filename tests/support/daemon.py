@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -45,10 +44,9 @@ class DaemonProcess:
             "soc_name": "Ascend950PR_9579",
             **options,
         }
-        # Inherited by everything the daemon starts, so that orphans can be found.
-        self._mark = f"DAEMON_UNDER_TEST={uuid.uuid4().hex}"
-        name, _, value = self._mark.partition("=")
-        self.environ = {**os.environ, "PYTHONUNBUFFERED": "1", name: value, **(environ or {})}
+        # Everything that the daemon starts works below its TMPDIR, which is how orphans are found.
+        self._mark = str(self._short)
+        self.environ = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": self._mark, **(environ or {})}
         self.process: subprocess.Popen[str] | None = None
         self.banner = ""
 
@@ -136,6 +134,10 @@ class DaemonProcess:
         self._close_pipe()
         return self.process.returncode
 
+    def workers(self) -> list[int]:
+        """Live compile workers."""
+        return [pid for pid in self.children() if process_name(pid) == "kaas-worker"]
+
     def discard(self) -> None:
         """Remove the socket's directory; for an instance that was never entered."""
         shutil.rmtree(self._short, ignore_errors=True)
@@ -182,6 +184,12 @@ def descendants(mark: str, session: int) -> list[int]:
             if int(fields[3]) == session or mark.encode() in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
     return found
+
+
+def process_name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def until(condition: Callable[[], T], limit_s: float = 30.0, what: str = "condition") -> T:
