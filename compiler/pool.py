@@ -7,17 +7,13 @@ into an output or a typed error. It does not limit how many jobs run at once: th
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import itertools
 import logging
 import os
 import shutil
 import signal
 import socket
-import tempfile
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NoReturn
 
 import msgspec
@@ -34,6 +30,7 @@ from kaas.compiler.frames import (
 )
 from kaas.compiler.job import CompileJob, CompileOutput
 from kaas.compiler.process_tree import is_alive
+from kaas.compiler.work_root import WorkRoot
 from kaas.compiler.zygote_link import ZygoteLink
 from kaas.proto.errors import (
     CompileFailed,
@@ -41,7 +38,6 @@ from kaas.proto.errors import (
     CompileTimeout,
     KaasError,
     ShuttingDown,
-    StoreUnavailable,
     WorkerCrashed,
     error_from_record,
 )
@@ -56,7 +52,6 @@ _OVERDUE_S = 10.0
 _GONE_LIMIT_S = 5.0
 _CLOSE_LIMIT_S = 4.0
 _NEAR_LIMIT = 0.8
-_ROOT_PREFIX = "kaas-compile-"
 
 
 class CompilerPool:
@@ -74,7 +69,7 @@ class CompilerPool:
         self._max_jobs = max_jobs
         self._max_rss_bytes = max_rss_bytes
         self._environ = environ
-        self._root: _WorkRoot | None = None
+        self._root: WorkRoot | None = None
         self._link: ZygoteLink | None = None
         self._links: set[ZygoteLink] = set()
         self._starting: asyncio.Task[ZygoteLink] | None = None
@@ -144,12 +139,11 @@ class CompilerPool:
         ours, theirs = socket.socketpair()
         self._starts += 1
         try:
-            end = link.start_job(job_id, job, theirs)
-        except OSError as error:
+            with theirs:
+                end = await _start(link, job_id, job, theirs)
+        except BaseException:
             ours.close()
-            raise WorkerCrashed(f"the compile zygote is gone: {error.strerror}") from None
-        finally:
-            theirs.close()
+            raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         self._connections[job_id] = writer
         try:
@@ -225,7 +219,7 @@ class CompilerPool:
 
     async def _bring_up(self) -> ZygoteLink:
         if self._root is None:
-            self._root = await asyncio.to_thread(_WorkRoot.create)
+            self._root = await asyncio.to_thread(WorkRoot.create)
         link = ZygoteLink(self._root.path, self._environ, self._zygote_ended)
         self._links.add(link)
         try:
@@ -247,6 +241,18 @@ class CompilerPool:
             if not self._closing:
                 log.warning("the compile zygote %d died; starting another", link.pid)
                 self._start_zygote()
+
+
+async def _start(
+    link: ZygoteLink, job_id: int, job: CompileJob, connection: socket.socket
+) -> asyncio.Future[int | None]:
+    while True:
+        try:
+            return link.start_job(job_id, job, connection)
+        except BlockingIOError:
+            await asyncio.sleep(0.01)  # many jobs at once, or a zygote busy with a toolkit's digests
+        except OSError as error:
+            raise WorkerCrashed(f"the compile zygote is gone: {error.strerror}") from None
 
 
 async def _settled(end: asyncio.Future[int | None]) -> None:
@@ -309,50 +315,3 @@ def _crash(status: int | None, who: str, *, stage: str | None, tail: str | None)
         stage=stage,
         log_tail=tail,
     )
-
-
-class _WorkRoot:
-    """The pool's private folder for everything temporary; locked, so that nobody else takes it for a
-    leftover."""
-
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path = path
-        self._lock = lock
-
-    @classmethod
-    def create(cls) -> _WorkRoot:
-        """Make one, after removing those whose daemons are gone. Raises :class:`StoreUnavailable`."""
-        base = Path(tempfile.gettempdir())
-        try:
-            for leftover in _leftovers(base):
-                shutil.rmtree(leftover, ignore_errors=True)
-            path = Path(tempfile.mkdtemp(prefix=f"{_ROOT_PREFIX}{os.getuid()}-", dir=base))
-            lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            raise StoreUnavailable(
-                f"no folder for compiles can be made in {base}: {error.strerror}",
-                hint="set TMPDIR to a writable folder",
-            ) from None
-        return cls(path, lock)
-
-    def remove(self) -> None:
-        """Remove it with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-
-def _leftovers(base: Path) -> Iterator[Path]:
-    """Folders of pools of this user that no process holds any more."""
-    for path in base.glob(f"{_ROOT_PREFIX}{os.getuid()}-*"):
-        with contextlib.suppress(OSError):
-            if path.lstat().st_uid != os.getuid() or path.is_symlink():
-                continue
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                continue
-            finally:
-                os.close(lock)
-            yield path

@@ -36,7 +36,7 @@ def run_worker(
         die_with_parent(signal.SIGKILL, supervisor)
         set_name("kaas-worker")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os.setpgid(0, 0)
+        os.setsid()
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         _volunteer_for_the_oom_killer()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.daemon import until
 from support.fake_toolkit import FakeToolkit, families_path
 
 from kaas.compiler.process_tree import is_alive
+from kaas.compiler.work_root import WorkRoot
 from kaas.proto.errors import CompileFailed, CompileOutOfMemory, CompileTimeout, WorkerCrashed
 
 MIB = 1 << 20
@@ -293,19 +295,20 @@ def test_no_compile_survives_a_killed_daemon(toolkit, tmp_path, also_the_zygote)
     until(lambda: not list(scratch.glob("kaas-compile-*/job-*")), what="the end of its files")
 
 
-def test_leftovers_of_a_killed_daemon_are_removed_by_the_next_pool(tmp_path):
-    with running_pool(tmp_path) as first:
-        leftover = first.scratch / f"kaas-compile-{os.getuid()}-dead"
-        (leftover / "job-1").mkdir(parents=True)
-        (leftover / "lock").touch()
-        strange = first.scratch / "somebody-elses"
-        strange.mkdir()
-        live = next(path for path in first.scratch.glob("kaas-compile-*") if path != leftover)
-        from kaas.compiler.pool import _leftovers
+def test_folders_of_killed_daemons_are_removed_and_those_of_live_ones_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    prefix = f"kaas-compile-{os.getuid()}-"
+    for name in (f"{prefix}dead", f"{prefix}young", "somebody-elses"):
+        (tmp_path / name / "job-1").mkdir(parents=True)
+        (tmp_path / name / "lock").touch()
+    live = WorkRoot.create()
+    for path in (live.path, tmp_path / f"{prefix}dead"):
+        os.utime(path, (1, 1))
 
-        assert list(_leftovers(first.scratch)) == [leftover]
-        assert live.is_dir()
-        strange.rmdir()
-        (leftover / "job-1").rmdir()
-        (leftover / "lock").unlink()
-        leftover.rmdir()
+    other = WorkRoot.create()
+
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {live.path.name, other.path.name, f"{prefix}young", "somebody-elses"}
+    live.remove()
+    other.remove()
+    assert {path.name for path in tmp_path.iterdir()} == {f"{prefix}young", "somebody-elses"}

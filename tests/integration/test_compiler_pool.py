@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from support.compiling import LENGTH, PoolRunner, job, running_pool
 from support.daemon import until
 from support.fake_toolkit import FakeToolkit
+from support.twin_toolkit import Twin
 
 from kaas.compiler.process_tree import is_alive
 from kaas.compiler.twin.install import ensure_twin_home
@@ -54,6 +56,20 @@ def test_the_twin_compiles_the_same_bytes_every_time(runner):
     ]
     assert first.cpu_seconds > 0
     assert 0 < first.peak_rss_bytes < 2 << 30
+
+
+def test_what_the_pool_compiles_computes_the_right_numbers(runner):
+    home = ensure_twin_home()
+    output = runner.compile(job(home))
+    rng = np.random.default_rng(7)
+    a, b = (rng.standard_normal(LENGTH).astype(np.float32) for _ in range(2))
+    c = np.zeros(LENGTH, np.float32)
+
+    by_name = {"a": a, "b": b, "c": c}
+    arguments = [by_name[argument.name] for argument in output.launch.signature]
+    Twin(home).run(output.image, output.launch.block_count, *arguments, entry=output.launch.entry)
+
+    assert np.array_equal(c, a + b)
 
 
 def test_the_device_build_runs_the_two_production_command_lines(runner, toolkit):
