@@ -126,7 +126,7 @@ class Catalog:
 
     async def rebuild_if_stale(self) -> None:
         """Bring the index in line with the store after a start."""
-        await self._on_index(lambda: self._index.rebuild(self._store))
+        await self._on_index(lambda: self._index.rebuild(self._store, summarize))
 
     def added(self, summary: dict[str, Any]) -> None:
         """A kernel was published. The index is a convenience: its trouble is logged, never raised."""
@@ -237,17 +237,21 @@ class Catalog:
                 yield self._summary({**summarize_passport(passport), "key": key, "state": state})
 
     def _summary(self, row: dict[str, Any]) -> KernelSummary:
-        return KernelSummary(
-            **{"state": "ready", "hits": 0, "size_bytes": 0, "created_unix": 0.0, "compile_seconds": 0.0}
-            | {name: value for name, value in row.items() if name in _SUMMARY_FIELDS},
-            current=self._is_current(row),
-        )
+        fields: dict[str, Any] = {
+            "state": "ready",
+            "hits": 0,
+            "size_bytes": 0,
+            "created_unix": 0.0,
+            "compile_seconds": 0.0,
+        }
+        fields |= {name: value for name, value in row.items() if name in _SUMMARY_FIELDS}
+        return KernelSummary(**fields, current=self._is_current(row))
 
     def _is_current(self, row: dict[str, Any]) -> bool:
         own = self._environment.target
         try:
             target = own if row["soc_name"] == own.soc_name else target_named(row["soc_name"])
-            return self._environment.passport(row["spec"], target).key() == row["key"]
+            return bool(self._environment.passport(row["spec"], target).key() == row["key"])
         except KaasError:
             return False
 

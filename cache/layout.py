@@ -1,0 +1,45 @@
+"""Layout: where things lie in a store's directory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kaas.proto.errors import InvalidRequest
+
+ARTIFACT_SUFFIX = ".kernel"
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+def is_key(text: str) -> bool:
+    """Whether ``text`` is a whole kernel key: 64 lower-case hex digits."""
+    return _KEY.fullmatch(text) is not None
+
+
+def require_key(text: str) -> str:
+    """``text`` if it is a kernel key; raises :class:`InvalidRequest` otherwise."""
+    if not isinstance(text, str) or not is_key(text):
+        raise InvalidRequest(
+            f"{str(text)[:80]!r} is not a kernel key", field="key", legal="64 lower-case hexadecimal digits"
+        )
+    return text
+
+
+class StoreLayout:
+    """Names inside a store. Clients need ``artifact_path`` and ``environment_file``; the rest is the daemon's."""
+
+    __slots__ = ("artifacts", "environment_file", "holder_file", "index", "quarantine", "root", "staging")
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.environment_file = self.root / "environment.json"
+        self.holder_file = self.root / "daemon.json"
+        self.artifacts = self.root / "artifacts"
+        self.staging = self.root / "staging"
+        self.quarantine = self.root / "quarantine"
+        self.index = self.root / "index"
+
+    def artifact_path(self, key: str) -> Path:
+        """The file of a kernel, there or not. Raises :class:`InvalidRequest` for what is no key."""
+        require_key(key)
+        return self.artifacts / key[:2] / f"{key}{ARTIFACT_SUFFIX}"

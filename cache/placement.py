@@ -1,0 +1,99 @@
+"""Placement: whether a directory is a safe place for a store, and creating it when there is none."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from kaas.cache.atomic import store_error
+from kaas.proto.errors import StoreUnavailable
+
+DIRECTORY_MODE = 0o755
+PRIVATE_MODE = 0o700
+
+
+def prepare_root(root: str | Path) -> Path:
+    """The store's real directory: created if need be, owned by this user, writable by nobody else.
+
+    Raises :class:`StoreUnavailable` naming the directory and the cure.
+    """
+    named = Path(os.path.abspath(root))  # noqa: PTH100 (must not follow the link that is judged below)
+    try:
+        _refuse_foreign_link(named)
+        real = named.resolve(strict=False)
+        for ancestor in reversed(real.parents):
+            _refuse_open_ancestor(ancestor)
+        make_directory(real, DIRECTORY_MODE)
+        _refuse_unsafe(real)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError):
+            raise store_error(error, "preparing the store", named) from error
+        raise StoreUnavailable(f"{named}: {error}", path=str(named)) from error
+    return real
+
+
+def make_directory(path: Path, mode: int) -> None:
+    """Create ``path`` and its missing parents (0755), whatever the umask; an existing one is left alone."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_directory(path.parent, DIRECTORY_MODE)
+    try:
+        path.mkdir(mode=PRIVATE_MODE)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    path.chmod(mode)
+
+
+def require_private(path: Path, mode: int) -> None:
+    """A directory inside the store: created with ``mode``; a link, or one that others may write, is refused."""
+    make_directory(path, mode)
+    _refuse_unsafe(path)
+
+
+def _refuse_foreign_link(path: Path) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+        raise StoreUnavailable(
+            f"the store {path} is a symbolic link that belongs to user {status.st_uid}",
+            hint="name a directory of your own with KAAS_STORE",
+            path=str(path),
+        )
+
+
+def _refuse_open_ancestor(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise StoreUnavailable(
+            f"everybody may rename what lies in {path} (mode {stat.S_IMODE(mode):04o}), so no store is safe below",
+            hint=f"chmod o-w {path}, or name another directory with KAAS_STORE",
+            path=str(path),
+        )
+
+
+def _refuse_unsafe(path: Path) -> None:
+    status = path.lstat()
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
+        raise StoreUnavailable(f"{path} is not a directory", hint="move it away", path=str(path))
+    if status.st_uid != os.geteuid():
+        raise StoreUnavailable(
+            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()} who runs the daemon",
+            hint="run the daemon as that user, or name a directory of your own with KAAS_STORE",
+            path=str(path),
+        )
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StoreUnavailable(
+            f"others than its owner may write to {path} (mode {mode:04o})",
+            hint=f"chmod go-w {path}",
+            path=str(path),
+        )
