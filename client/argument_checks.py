@@ -116,21 +116,19 @@ def _integer(bits: int) -> Callable[[Any], int | None]:
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
     def number(argument: Any) -> int | None:
-        value: int = argument
-        if type(argument) is not int:
-            if (
-                isinstance(argument, bool)
-                or hasattr(argument, "data_ptr")
-                or not hasattr(argument, "__index__")
-            ):
-                return None
-            try:
-                value = int(argument.__index__())
-            except TypeError:  # an array of one float has the method and no index
-                return None
-        return value if low <= value <= high else None
+        value = argument if type(argument) is int else _index(argument)
+        return value if value is not None and low <= value <= high else None
 
     return number
+
+
+def _index(argument: Any) -> int | None:
+    if isinstance(argument, bool) or hasattr(argument, "data_ptr") or not hasattr(argument, "__index__"):
+        return None
+    try:
+        return int(argument.__index__())
+    except TypeError:  # an array of one float has the method and no index
+        return None
 
 
 def _floating(code: str) -> Callable[[Any], float | None]:

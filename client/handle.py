@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kaas.client import device as device_module
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from kaas.client.launch_plan import LaunchPlan
     from kaas.proto.launch import LaunchMetadata
     from kaas.proto.passport import KernelKey, Passport
+
+
+Origin = Literal["store", "hit", "compiled", "joined"]
+"""Where a process got a kernel: read from the store by itself, or what the daemon did for it."""
 
 
 class _Loaded:
@@ -38,7 +42,8 @@ class KernelHandle:
     Thread-safe; usable in a forked child, which loads the kernel again at its first launch.
     """
 
-    def __init__(self, artifact: Artifact, device: Callable[[], Device]) -> None:
+    def __init__(self, artifact: Artifact, device: Callable[[], Device], origin: Origin = "store") -> None:
+        self.origin: Origin = origin
         self._artifact = artifact
         self._find_device = device
         self._loaded: _Loaded | None = None
@@ -72,6 +77,11 @@ class KernelHandle:
     def log(self) -> str:
         """The compile log."""
         return self._artifact.log
+
+    @property
+    def compile_seconds(self) -> float:
+        """How long the compile took that made the kernel, whenever that was."""
+        return self._artifact.compile_seconds
 
     def __call__(self, *arguments: Any, stream: Any = None) -> Any:
         """Launch on tensors in the order of ``launch.parameters``; returns the written ones.

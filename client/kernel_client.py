@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kaas.client.handle import KernelHandle
+from kaas.client.handle import KernelHandle, Origin
 from kaas.client.notices import warn
 from kaas.client.store_reader import StoreReader
 from kaas.proto.errors import (
@@ -27,9 +27,14 @@ if TYPE_CHECKING:
     from kaas.client.device import Device
     from kaas.kernel_library.spec import KernelSpec
     from kaas.proto.environment import Environment
+    from kaas.proto.passport import KernelKey
 
 Question = tuple["KernelSpec", str | None]
 """What a kernel is asked by: the spec, and the SoC name or ``None`` for the node's own."""
+
+
+_ORIGINS: dict[int, Origin] = {1: "hit", 2: "compiled", 3: "joined"}
+"""By the wire's Outcome."""
 
 
 class _Flight:
@@ -75,6 +80,10 @@ class KernelClient:
 
         return open_device(self.environment())
 
+    def artifact_path(self, key: KernelKey) -> Path:
+        """Where the store keeps a kernel, there or not."""
+        return self._store.artifact_path(key)
+
     def find(self, question: Question, strict: bool = False) -> KernelHandle | None:
         """The kernel from the store, without asking anybody; ``None`` is a miss.
 
@@ -91,7 +100,7 @@ class KernelClient:
             warn("the daemon is asked, because the store cannot be read: %s", error)
             return None
         if artifact is not None:
-            return self._keep(question, artifact)
+            return self._keep(question, artifact, "store")
         if strict:
             raise StrictMiss(
                 f"strict mode: the kernel {spec!r} is not in the store",
@@ -101,9 +110,9 @@ class KernelClient:
             )
         return None
 
-    def _keep(self, question: Question, artifact: Artifact) -> KernelHandle:
+    def _keep(self, question: Question, artifact: Artifact, origin: Origin) -> KernelHandle:
         # A second thread may have been first; everybody gets that one's handle.
-        return self.memo.setdefault(question, KernelHandle(artifact, self.device))
+        return self.memo.setdefault(question, KernelHandle(artifact, self.device, origin))
 
     def fetch(self, question: Question, timeout: float | None, strict: bool) -> KernelHandle:
         """The kernel from the daemon, compiled if need be; threads with one question share one request.
@@ -136,7 +145,7 @@ class KernelClient:
 
     def _lead(self, flight: _Flight, question: Question, timeout: float | None, strict: bool) -> KernelHandle:
         try:
-            flight.handle = self._keep(question, self._request(question, timeout, strict))
+            flight.handle = self._keep(question, *self._request(question, timeout, strict))
             return flight.handle
         except BaseException as error:
             flight.error = error
@@ -146,7 +155,7 @@ class KernelClient:
                 self._flights.pop(question, None)
             flight.done.set()
 
-    def _request(self, question: Question, timeout: float | None, strict: bool) -> Artifact:
+    def _request(self, question: Question, timeout: float | None, strict: bool) -> tuple[Artifact, Origin]:
         """Ask for a path first; ask for the bytes when the file cannot be read from here."""
         from kaas.cache.artifact import Artifact, open_artifact
 
@@ -154,9 +163,10 @@ class KernelClient:
         deadline = None if timeout is None else time.monotonic() + timeout
         link, canonical = self.link(), spec.canonical()
         reply = link.get_kernel(canonical, soc_name=soc_name, strict=strict, timeout=timeout)
+        outcome = reply.outcome
         if not reply.artifact and reply.artifact_path:
             try:
-                return open_artifact(reply.artifact_path, reply.key)
+                return open_artifact(reply.artifact_path, reply.key), _ORIGINS.get(outcome, "hit")
             except (FileNotFoundError, ArtifactDamaged, PermissionDenied, StoreUnavailable) as error:
                 warn("the daemon's file cannot be used here, asking for its bytes: %s", error)
         if not reply.artifact:
@@ -164,4 +174,5 @@ class KernelClient:
             reply = link.get_kernel(
                 canonical, soc_name=soc_name, strict=strict, inline_artifact=True, timeout=left
             )
-        return Artifact(reply.artifact, expected_key=reply.key, origin="the daemon's reply")
+        artifact = Artifact(reply.artifact, expected_key=reply.key, origin="the daemon's reply")
+        return artifact, _ORIGINS.get(outcome, "hit")

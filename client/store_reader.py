@@ -56,6 +56,10 @@ class StoreReader:
             schedule = schedules[soc_name] = KeySchedule(environment, target_for(environment, soc_name))
         return schedule.key(spec)
 
+    def artifact_path(self, key: KernelKey) -> Path:
+        """Where a kernel lies, there or not."""
+        return self._layout.artifact_path(key)
+
     def find(self, key: KernelKey) -> Artifact | None:
         """The verified artifact; ``None`` when it is missing or damaged.
 
