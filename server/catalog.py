@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -124,7 +125,7 @@ class Catalog:
         self._scheduler = scheduler
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
 
-    async def rebuild_if_stale(self) -> None:
+    async def rebuild(self) -> None:
         """Bring the index in line with the store after a start."""
         await self._on_index(lambda: self._index.rebuild(self._store, summarize))
 
@@ -175,6 +176,7 @@ class Catalog:
         full = await self._resolve(key)
         artifact = await asyncio.to_thread(self._store.load, full)
         if artifact is None:
+            self._later(lambda: self._index.forget(full))
             raise KernelNotFound(f"no cached kernel has the key {key}", key=key)
         with artifact:
             row = await self._on_index(lambda: self._index.get(full))
@@ -268,9 +270,11 @@ class Catalog:
         found = []
         for key in keys:
             artifact = self._store.load(KernelKey(key))
-            if artifact is not None:
-                with artifact:
-                    found.append(NearKernel(key=key, differences=differences(passport, artifact.passport)))
+            if artifact is None:
+                self._later(functools.partial(self._index.forget, key))
+                continue
+            with artifact:
+                found.append(NearKernel(key=key, differences=differences(passport, artifact.passport)))
         found.sort(key=lambda near: (len(near.differences), near.key))
         return found[:NEAREST]
 

@@ -176,7 +176,7 @@ class Daemon:
 
     async def _warm_up(self) -> None:
         try:
-            await self._catalog.rebuild_if_stale()
+            await self._catalog.rebuild()
             await self._pool.start()
         except KaasError as error:
             log.error("compile workers cannot start, only cached kernels are served: %s", error)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 import msgspec
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from kaas.proto.canonical import canonical_json
 from kaas.proto.errors import InvalidConfig
@@ -222,7 +222,7 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()
         self._path: Path | None = None
         self._own: tuple[int, int] | None = None
-        pb_grpc.add_KernelServiceServicer_to_server(servicer, self._server)
+        pb_grpc.add_KernelServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def bind_unix(self, path: Path, access: SocketAccess) -> None:

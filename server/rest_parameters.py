@@ -35,7 +35,7 @@ _PROBLEM: dict[str, Any] = {
     "content": {
         PROBLEM_MEDIA_TYPE: {
             "schema": {"$ref": "#/components/schemas/Problem"},
-            "example": bodies.Problem.model_config["json_schema_extra"]["examples"][0],  # type: ignore[index, call-overload]
+            "example": bodies.Problem.model_config["json_schema_extra"]["examples"][0],  # type: ignore[index]
         }
     },
 }

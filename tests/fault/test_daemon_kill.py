@@ -64,10 +64,12 @@ def test_kills_at_random_moments_never_damage_what_is_served(daemon: DaemonProce
                 assert images.setdefault(reply["key"], reply["image"]) == reply["image"]
 
     for _ in range(rounds):
+        if moments.random() < 0.7:
+            daemon.wait_ready()  # else the kill meets a daemon that is still warming up
         fresh = [spec(number) for number in range(asked, asked + 4)]
         asked += 4
         load = [ask(daemon, [spec(moments.randrange(asked)), new]) for new in fresh]
-        time.sleep(moments.uniform(0.0, 4.0))
+        time.sleep(moments.uniform(0.0, 3.0))
         daemon.kill()
         survivors = stored(daemon)
         for process in load:

@@ -211,7 +211,7 @@ def test_rest_lists_and_describes_what_grpc_compiled(rest: httpx.Client, cached:
     assert kernel["launch"]["block_count"] >= 1
     source = rest.get(f"/v1/kernels/{cached}/source")
     assert source.headers["content-type"].startswith("text/plain")
-    assert "__aicore__" in source.text
+    assert "__global__" in source.text
     assert rest.get(f"/v1/kernels/{cached}/log").status_code == 200
 
 

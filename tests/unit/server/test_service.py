@@ -109,6 +109,7 @@ def on_node(
     async def run() -> None:
         node = Node(tmp_path / "store", env or environment())
         try:
+            await node.catalog.rebuild()
             await scenario(node)
         finally:
             await node.close()
