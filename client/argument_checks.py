@@ -116,8 +116,8 @@ def _integer(bits: int) -> Callable[[Any], int | None]:
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
     def number(argument: Any) -> int | None:
-        value = argument if type(argument) is int else _index(argument)
-        return value if value is not None and low <= value <= high else None
+        value: int | None = argument if type(argument) is int else _index(argument)
+        return None if value is None or not low <= value <= high else value
 
     return number
 
@@ -157,7 +157,7 @@ def _bf16_bits(argument: Any) -> int | None:
     value = _floating("<f")(argument)
     if value is None:
         return None
-    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    bits = int.from_bytes(struct.pack("<f", value), "little")
     if value != value:
         return (bits >> 16) | 0x40
     # Round to nearest, ties to even, on the upper half of the fp32 pattern.

@@ -30,8 +30,8 @@ STOP_LIMIT_S = 15.0
 _FRESH_PROCESS = """
 import json, sys, time
 began = time.perf_counter()
-from kaas import get_kernel, parse_spec
-handle = get_kernel(parse_spec(sys.argv[1]), strict=True)
+from kaas import GemmSpec, get_kernel
+handle = get_kernel(GemmSpec(n=int(sys.argv[1]), k=int(sys.argv[2])), strict=True)
 print(json.dumps({"key": handle.key, "seconds": time.perf_counter() - began}))
 """
 
@@ -47,7 +47,7 @@ def run() -> int:
         spec = GemmSpec(n=COLUMNS, k=DEPTH)
         node = _cold(client, spec, None)
         other = _cold(client, spec, OTHER_SOC)
-        warm_ok = _warm(spec.canonical().decode(), node.key, environ)
+        warm_ok = _warm(node.key, environ)
         right = _launch(node, torch)
         refused = _is_refused(other, torch)
     good = warm_ok and right and refused and node.key != other.key
@@ -123,11 +123,11 @@ def _cold(client: KernelClient, spec: Any, soc_name: str | None) -> KernelHandle
     return handle
 
 
-def _warm(spec_json: str, key: str, environ: dict[str, str]) -> bool:
+def _warm(key: str, environ: dict[str, str]) -> bool:
     """The same kernel in a fresh process, from the store alone."""
     import json
 
-    command = [sys.executable, "-c", _FRESH_PROCESS, spec_json]
+    command = [sys.executable, "-c", _FRESH_PROCESS, str(COLUMNS), str(DEPTH)]
     result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=START_LIMIT_S)
     if result.returncode:
         print(f"\nwarm: FAILED: {result.stderr.strip().splitlines()[-1:]}")

@@ -64,6 +64,10 @@ def report(error: KaasError, as_json: bool = False) -> None:
     for name in ("log_tail", "source_excerpt"):
         if text := error.details.get(name):
             print(f"--- {name.replace('_', ' ')}\n{str(text).rstrip()}", file=sys.stderr)
+    legal = error.details.get("legal")
+    if legal and "legal" not in error.message:
+        shown = legal if isinstance(legal, str) else ", ".join(map(str, legal))
+        print(f"legal: {shown}", file=sys.stderr)
     if error.hint:
         print(f"hint: {error.hint}", file=sys.stderr)
 
