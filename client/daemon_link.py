@@ -193,7 +193,7 @@ class DaemonLink:
     def _too_late(self, timeout: float | None, last: KaasError | None) -> DeadlineExceeded:
         because = f"; before that: {last.message}" if last else ""
         return DeadlineExceeded(
-            f"no kernel within {timeout:g} s{because}"
+            f"no kernel within {timeout:.3g} s{because}"
             if timeout is not None
             else f"no kernel in time{because}",
             hint="ask again with a longer timeout; a compile under way goes on",

@@ -134,7 +134,7 @@ class KernelClient:
             if leading:
                 return self._lead(flight, question, left, strict)
             if not flight.done.wait(left):
-                raise DeadlineExceeded(f"no kernel within {timeout:g} s", timeout_s=timeout)
+                raise DeadlineExceeded(f"no kernel within {timeout:.3g} s", timeout_s=timeout)
             if flight.handle is not None:
                 return flight.handle
             # The leader's deadline and strictness were its own; anything else would fail for us, too.
