@@ -47,7 +47,7 @@ MAX_PART_BYTES = {
     "source": 32 * MIB,
     "log": 4 * MIB,
 }
-"""Largest stored and decoded size of each part; a header that claims more is refused before any allocation."""
+"""Largest stored and decoded size of each part; a header claiming more is refused before any allocation."""
 
 _HEAD = struct.Struct("<8sIIQdd")
 _PART = struct.Struct("<QQQQ32s")

@@ -78,7 +78,7 @@ def _read(path: str) -> tuple[_Stamp, Environment | None] | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
             return None
-        with open(descriptor, "rb", closefd=False) as file:  # noqa: PTH123
+        with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_BYTES + 1)
     except OSError:
         return None

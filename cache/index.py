@@ -1,26 +1,26 @@
-"""Index: what the store holds, for lists and prefix look-ups. Disposable; never holds artifact bytes.
+"""Index: what the store holds, for lists, prefix look-ups and explanations. It never holds a kernel's bytes.
 
-The index proper is a dict in memory. diskcache keeps its shadow on disk, so that a restart need not open every
-artifact; when the shadow is missing, damaged or foreign it is deleted and made again from the artifacts.
-Only the daemon opens it, from one thread at a time.
+The index is a dict in memory; :mod:`kaas.cache.shadow` keeps its rows on disk. Nothing depends on it: trouble
+with the shadow costs a scan of the artifacts at the next start and never an answer. Used from one thread at a
+time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import bisect
 import logging
-import shutil
-import sqlite3
+import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import diskcache
+import msgspec
 
 from kaas.cache.artifact import Artifact
-from kaas.cache.layout import StoreLayout
+from kaas.cache.layout import StoreLayout, require_key
+from kaas.cache.shadow import IndexShadow, ShadowBusyError, ShadowLostError
 from kaas.cache.store import Store
 from kaas.proto.canonical import canonical_json
 from kaas.proto.errors import InvalidRequest
@@ -28,219 +28,257 @@ from kaas.proto.errors import InvalidRequest
 _LOG = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-"""JSON-able facts of one kernel; ``key`` is its kernel key, ``spec`` its plain spec."""
+"""The facts of one kernel, by the field names of :class:`_Entry`; ``spec`` is the plain spec."""
 
-SCHEMA = "1"
+Rows = list[Row]
+
 FLUSH_INTERVAL_S = 5.0
-"""How long a use may go unwritten; losing it costs only the order of a list."""
-
-_RAW = 1  # diskcache's mode for plain SQLite values
+"""How long a change may stay unwritten; losing it costs one artifact read, or some hits, at a restart."""
 
 
-class ForeignRowError(ValueError):
-    """A row that this index cannot have written, for instance a pickled one."""
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """A row as it is kept: 100,000 of them must stay small, so the spec stays text and names are interned."""
+
+    key: str
+    family: str
+    spec_json: str
+    soc_name: str
+    cann_version: str
+    toolchain_kind: str
+    dtype: str
+    size_bytes: int
+    created_unix: float
+    compile_seconds: float
+    hits: int = 0
+    last_used_unix: float = 0.0
 
 
-class JsonOnlyDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache ships no types
-    """A diskcache serialiser that knows text keys and JSON values only.
-
-    diskcache's own would unpickle whatever a row claims to be pickled, and so run code for whoever can write
-    the file. Here such a row is refused unread.
-    """
-
-    def hash(self, key: Any) -> int:
-        """Stable hash of a text key."""
-        return int(super().hash(self._text(key)))
-
-    def put(self, key: Any) -> tuple[str, bool]:
-        """Keys are stored as they are."""
-        return self._text(key), True
-
-    def get(self, key: Any, raw: bool) -> str:
-        """Keys are returned as they are."""
-        if not raw:
-            raise ForeignRowError("a key is not plain text")
-        return self._text(key)
-
-    def store(self, value: Any, read: bool, key: Any = None) -> tuple[int, int, None, str]:
-        """Values become JSON text inside the database; never a file, never a pickle."""
-        return 0, _RAW, None, json.dumps(value, allow_nan=False)
-
-    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
-        """JSON text only; anything else is foreign."""
-        if mode != _RAW or filename is not None or not isinstance(value, str):
-            raise ForeignRowError(f"a row is stored in mode {mode}, not as JSON text")
-        return json.loads(value)
-
-    @staticmethod
-    def _text(key: Any) -> str:
-        if not isinstance(key, str):
-            raise ForeignRowError("a key is not plain text")
-        return key
+_ENTRY_DECODER = msgspec.json.Decoder(_Entry)
+_INTERNED = ("family", "soc_name", "cann_version", "toolchain_kind", "dtype")
 
 
 class KernelIndex:
-    """Rows by kernel key, most recently used first."""
+    """Rows by kernel key; lists are newest first, an order that hits do not change."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
-        self._directory = StoreLayout(root).index
+        self._shadow = IndexShadow(StoreLayout(root))
         self._clock = clock
-        self._rows: dict[str, Row] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._order: list[tuple[float, str]] = []
         self._unwritten: set[str] = set()
         self._flushed = clock()
-        self._shadow = self._open()
+        self.trouble: str | None = None
+        """Why the last write to disk failed; ``None`` when it did not."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def rebuild(self, store: Store, summarize: Callable[[Artifact], Row]) -> None:
-        """Bring the index in line with ``store``: rows of absent kernels go, missing rows are read anew."""
+        """Bring the index in line with ``store``: rows of absent kernels go, missing rows are read anew.
+
+        A damaged artifact met on the way is quarantined by the store and gets no row.
+        """
         known = self._read_shadow()
-        self._rows = {}
-        for key in store.keys():
-            row = known.get(key)
-            if row is None:
+        recorded, self._entries = self._entries, {}
+        for key in store.keys():  # noqa: SIM118 (not a mapping)
+            entry = recorded.get(key) or known.get(key)
+            if entry is None:
                 artifact = store.load(key)
                 if artifact is None:
                     continue
                 with artifact:
-                    row = summarize(artifact)
+                    entry = _entry(summarize(artifact))
                 self._unwritten.add(key)
-            self._rows[key] = row
-        for key in known.keys() - self._rows.keys():
-            self._write(key, None)
-        self._flush()
+            self._entries[key] = entry
+        self._unwritten |= known.keys() - self._entries.keys()
+        self._order = sorted(map(_position, self._entries.values()))
+        self.flush()
 
     def record(self, row: Row) -> None:
-        """Add or replace the row of a published kernel."""
-        key = row["key"]
-        self._rows[key] = {"hits": 0, "last_used_unix": self._clock(), **row}
-        self._unwritten.add(key)
-        self._flush()
+        """Add or replace the row of a published kernel; a replaced one keeps its count of hits.
+
+        Raises :class:`InvalidRequest` for a row whose key is none, ``ValidationError`` for other than the
+        row's fields.
+        """
+        entry = _entry({"last_used_unix": self._clock(), **row})
+        require_key(entry.key)
+        before = self._entries.get(entry.key)
+        if before is not None:
+            entry.hits = max(entry.hits, before.hits)
+            self._unlist(before)
+        self._entries[entry.key] = entry
+        bisect.insort(self._order, _position(entry))
+        self._changed(entry.key)
 
     def touch(self, key: str) -> None:
-        """Count a use. Written to disk in batches, so that a hit costs no write."""
-        row = self._rows.get(key)
-        if row is None:
-            return
-        row["hits"] = row.get("hits", 0) + 1
-        row["last_used_unix"] = self._clock()
-        self._unwritten.add(key)
-        if self._clock() - self._flushed >= FLUSH_INTERVAL_S:
-            self._flush()
+        """Count a use, in memory; a hit costs no write."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.hits += 1
+            entry.last_used_unix = self._clock()
+            self._changed(key)
 
     def forget(self, key: str) -> None:
         """Drop the row of a kernel that is gone."""
-        if self._rows.pop(key, None) is not None:
-            self._write(key, None)
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._unlist(entry)
+            self._changed(key)
 
     def get(self, key: str) -> Row | None:
-        """A copy of one row."""
-        row = self._rows.get(key)
-        return dict(row) if row is not None else None
+        """One row."""
+        entry = self._entries.get(key)
+        return _row(entry) if entry is not None else None
 
     def keys_with_prefix(self, prefix: str, *, limit: int) -> list[str]:
         """Up to ``limit`` keys that begin with ``prefix``, in order."""
-        return sorted(key for key in self._rows if key.startswith(prefix))[:limit]
+        return sorted(key for key in self._entries if key.startswith(prefix))[:limit]
 
-    def list(self, filters: Mapping[str, str], page_size: int, page_token: str) -> tuple[list[Row], str, int]:
+    def list(self, filters: Mapping[str, str], page_size: int, page_token: str) -> tuple[Rows, str, int]:
         """One page of matching rows, the next page's token (empty on the last), and how many match in all.
 
-        ``filters`` compares fields without case; ``text`` is looked for in key and canonical spec. A kernel
-        used while somebody pages may move to the front; it is then not listed twice.
+        Newest first, ties by key: pages neither repeat nor miss a kernel that stays, whatever is added, used
+        or removed meanwhile. ``filters`` compares fields without case; ``text`` is looked for in key and
+        canonical spec. Raises :class:`InvalidRequest` for an unknown filter or a foreign token.
         """
-        after = _parse_token(page_token)
-        matching = sorted(
-            (row for row in self._rows.values() if _matches(row, filters)), key=_listing_position
-        )
-        rest = [row for row in matching if after is None or _listing_position(row) > after]
-        page = rest[:page_size]
-        more = len(rest) > len(page) and page
-        token = "{0!r}/{1}".format(*_listing_position(page[-1])) if more else ""
-        return [dict(row) for row in page], token, len(matching)
+        wanted = _wanted(filters)
+        matching = self._order
+        if wanted:
+            matching = [place for place in matching if _matches(self._entries[place[1]], wanted)]
+        start = bisect.bisect_right(matching, _parse_token(page_token)) if page_token else 0
+        page = matching[start : start + page_size]
+        has_more = bool(page) and start + page_size < len(matching)
+        token = f"{page[-1][0]!r}/{page[-1][1]}" if has_more else ""
+        return [_row(self._entries[key]) for _, key in page], token, len(matching)
 
-    def close(self) -> None:
-        """Write what is unwritten and close the shadow."""
-        self._flush()
-        if self._shadow is not None:
-            with contextlib.suppress(sqlite3.Error, OSError):
-                self._shadow.close()
-            self._shadow = None
+    def nearest(self, spec: Mapping[str, Any], limit: int) -> Rows:
+        """The ``limit`` kernels likest to ``spec``: the same spec first, then by how many fields differ.
 
-    def _open(self) -> diskcache.Cache | None:
-        """The shadow on disk, made anew if what lies there cannot be used; ``None`` when none can be had."""
-        for attempt in ("open", "recreate"):
-            if attempt == "recreate":
-                _LOG.warning("the index at %s is unusable and is made anew", self._directory)
-                shutil.rmtree(self._directory, ignore_errors=True)
-            try:
-                shadow = diskcache.Cache(
-                    str(self._directory), disk=JsonOnlyDisk, eviction_policy="none", statistics=0, timeout=5
-                )
-                if shadow.get("schema", SCHEMA) == SCHEMA:
-                    shadow.set("schema", SCHEMA)
-                    return shadow
-                shadow.close()
-            except Exception as error:  # sqlite, OS or foreign rows: whatever it is, the index is disposable
-                _LOG.warning("cannot open the index: %s", error)
-        return None
+        Among equals the newest come first; another family differs in more than any other difference counts.
+        """
+        text = canonical_json(spec).decode()
+        family = str(spec.get("family"))
+        ranked: list[tuple[int, int]] = []
+        for number, (_, key) in enumerate(self._order):
+            entry = self._entries[key]
+            if entry.spec_json == text:
+                distance = 0
+            elif entry.family == family:
+                distance = _distance(msgspec.json.decode(entry.spec_json), spec)
+            else:
+                continue
+            ranked.append((distance, number))
+        ranked.sort()
+        found = [self._order[number][1] for _, number in ranked[:limit]]
+        if len(found) < limit:
+            others = (key for _, key in self._order if self._entries[key].family != family)
+            found += [key for key, _ in zip(others, range(limit - len(found)), strict=False)]
+        return [_row(self._entries[key]) for key in found]
 
-    def _read_shadow(self) -> dict[str, Row]:
-        if self._shadow is None:
-            return {}
-        try:
-            rows = {key: self._shadow[key] for key in self._shadow if key != "schema"}
-            if all(isinstance(row, dict) and row.get("key") == key for key, row in rows.items()):
-                return rows
-            raise ForeignRowError("a row does not describe its key")
-        except Exception as error:  # any damage at all
-            _LOG.warning("the index is damaged (%s) and is made anew from the artifacts", error)
-            with contextlib.suppress(Exception):
-                self._shadow.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._shadow = self._open()
-            return {}
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is unwritten, in one transaction; trouble is kept in :attr:`trouble`, never raised."""
         self._flushed = self._clock()
-        unwritten, self._unwritten = self._unwritten, set()
-        for key in unwritten:
-            self._write(key, self._rows.get(key))
-
-    def _write(self, key: str, row: Row | None) -> None:
-        """To the shadow; its trouble (a full disk, damage) costs a rebuild later, never an answer now."""
-        if self._shadow is None:
+        if not self._unwritten:
             return
         try:
-            if row is None:
-                self._shadow.delete(key)
-            else:
-                self._shadow.set(key, row)
-        except (sqlite3.Error, OSError, diskcache.Timeout) as error:
-            _LOG.warning("the index did not take an update: %s", error)
+            try:
+                self._write(self._unwritten)
+            except ShadowLostError:
+                self._write(self._entries)
+        except (ShadowBusyError, ShadowLostError) as error:
+            if isinstance(error, ShadowLostError):
+                self._unwritten = set(self._entries)
+            if self.trouble is None:
+                _LOG.warning("the index cannot be written, serving goes on without: %s", error)
+            self.trouble = str(error)
+            return
+        self._unwritten = set()
+        self.trouble = None
+
+    def close(self) -> None:
+        """Write what is unwritten."""
+        self.flush()
+
+    def _read_shadow(self) -> dict[str, _Entry]:
+        try:
+            rows = self._shadow.read()
+            entries = {key: _interned(_ENTRY_DECODER.decode(row)) for key, row in rows.items()}
+        except ShadowLostError:
+            return {}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:  # sealed by us, so by another version
+            _LOG.warning("the index has rows of another version: %s", error)
+            return {}
+        return {key: entry for key, entry in entries.items() if entry.key == key}
+
+    def _write(self, keys: set[str] | dict[str, _Entry]) -> None:
+        entries = self._entries
+        self._shadow.write(
+            {key: msgspec.json.encode(entries[key]) if key in entries else None for key in keys}
+        )
+
+    def _changed(self, key: str) -> None:
+        self._unwritten.add(key)
+        if self._clock() - self._flushed >= FLUSH_INTERVAL_S:
+            self.flush()
+
+    def _unlist(self, entry: _Entry) -> None:
+        place = _position(entry)
+        number = bisect.bisect_left(self._order, place)
+        if number < len(self._order) and self._order[number] == place:
+            del self._order[number]
 
 
-def _listing_position(row: Row) -> tuple[float, str]:
-    return -float(row.get("last_used_unix", 0.0)), str(row["key"])
+def _entry(row: Row) -> _Entry:
+    facts = {**row, "spec_json": canonical_json(row["spec"]).decode()}
+    del facts["spec"]
+    return _interned(msgspec.convert(facts, _Entry))
 
 
-def _parse_token(token: str) -> tuple[float, str] | None:
-    if not token:
-        return None
+def _interned(entry: _Entry) -> _Entry:
+    for name in _INTERNED:
+        setattr(entry, name, sys.intern(getattr(entry, name)))
+    return entry
+
+
+def _row(entry: _Entry) -> Row:
+    row = msgspec.structs.asdict(entry)
+    row["spec"] = msgspec.json.decode(row.pop("spec_json"))
+    return row
+
+
+def _position(entry: _Entry) -> tuple[float, str]:
+    return -entry.created_unix, entry.key
+
+
+def _parse_token(token: str) -> tuple[float, str]:
     position, separator, key = token.partition("/")
     try:
-        if separator:
-            return float(position), key
-    except ValueError:
+        if separator and math.isfinite(number := float(position)):
+            return number, require_key(key)
+    except (ValueError, InvalidRequest):
         pass
     raise InvalidRequest(
         "the page token is not one of ours", field="page_token", legal="a token from a list reply"
     )
 
 
-def _matches(row: Row, filters: Mapping[str, str]) -> bool:
-    for name, wanted in filters.items():
-        folded = wanted.casefold()
+def _wanted(filters: Mapping[str, str]) -> dict[str, str]:
+    legal = (*_INTERNED, "text")
+    for name in filters:
+        if name not in legal:
+            raise InvalidRequest(f"kernels cannot be filtered by {name!r}", field=name, legal=legal)
+    return {name: value.casefold() for name, value in filters.items() if value}
+
+
+def _matches(entry: _Entry, wanted: Mapping[str, str]) -> bool:
+    for name, value in wanted.items():
         if name == "text":
-            if folded not in row["key"] and folded not in canonical_json(row["spec"]).decode().casefold():
+            if value not in entry.key and value not in entry.spec_json.casefold():
                 return False
-        elif str(row.get(name, "")).casefold() != folded:
+        elif getattr(entry, name).casefold() != value:
             return False
     return True
+
+
+def _distance(spec: Mapping[str, Any], wanted: Mapping[str, Any]) -> int:
+    return sum(spec.get(name) != wanted.get(name) for name in spec.keys() | wanted.keys())

@@ -26,7 +26,7 @@ def require_key(text: str) -> str:
 
 
 class StoreLayout:
-    """Names inside a store. Clients need ``artifact_path`` and ``environment_file``; the rest is the daemon's."""
+    """Names inside a store. Clients need ``artifact_path`` and ``environment_file``; the daemon all."""
 
     __slots__ = ("artifacts", "environment_file", "holder_file", "index", "quarantine", "root", "staging")
 

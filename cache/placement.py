@@ -49,7 +49,7 @@ def make_directory(path: Path, mode: int) -> None:
 
 
 def require_private(path: Path, mode: int) -> None:
-    """A directory inside the store: created with ``mode``; a link, or one that others may write, is refused."""
+    """A directory inside the store: created with ``mode``; refused if a link or writable by others."""
     make_directory(path, mode)
     _refuse_unsafe(path)
 
@@ -74,7 +74,7 @@ def _refuse_open_ancestor(path: Path) -> None:
         return
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise StoreUnavailable(
-            f"everybody may rename what lies in {path} (mode {stat.S_IMODE(mode):04o}), so no store is safe below",
+            f"everybody may rename what lies in {path} (mode {stat.S_IMODE(mode):04o}): no store is safe",
             hint=f"chmod o-w {path}, or name another directory with KAAS_STORE",
             path=str(path),
         )

@@ -81,8 +81,9 @@ class Store:
         """
         path = self.layout.artifact_path(key)
         Artifact(encoded, expected_key=key, origin=f"new {path.name}").close()
-        if self._intact(key, path):
-            return path
+        with self._settle:
+            if self._intact(key, path):
+                return path
         try:
             try:
                 self._write(key, path, encoded)
