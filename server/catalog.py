@@ -31,11 +31,8 @@ State = Literal["ready", "compiling", "queued", "failed"]
 STATES = ("ready", "compiling", "queued", "failed")
 MAX_PAGE = 500
 NEAREST = 3
-CANDIDATES = 200
-"""How many cached kernels of a family are looked at for an explanation."""
-
-COMPARED = 20
-"""How many of them, the likeliest, are compared field by field."""
+COMPARED = 40
+"""How many cached kernels, those with the likest specs, are compared field by field for an explanation."""
 
 T = TypeVar("T")
 
@@ -143,7 +140,7 @@ class Catalog:
         self._thread.shutdown(wait=False)
 
     async def page(self, wanted: KernelFilter, *, page_size: int, page_token: str) -> KernelPage:
-        """Kernels that are coming, then cached ones, most recently used first.
+        """Kernels that are coming, then cached ones, newest first.
 
         Raises :class:`InvalidRequest` for an unknown state, page size or page token.
         """
@@ -258,13 +255,10 @@ class Catalog:
             return False
 
     async def _nearest(self, passport: Passport) -> list[NearKernel]:
-        family = str(passport.spec.get("family"))
-        spec_text = canonical_json(passport.spec).decode()
-        same_spec, _, _ = await self._cached(KernelFilter(family=family, text=spec_text), CANDIDATES, "")
-        others, _, _ = await self._cached(KernelFilter(family=family), CANDIDATES, "")
-        others.sort(key=lambda row: _distance(row["spec"], passport.spec))
-        keys = dict.fromkeys(row["key"] for row in [*same_spec[:COMPARED], *others[:COMPARED]])
-        return await asyncio.to_thread(self._compare, passport, list(keys))
+        likely = await self._on_index(lambda: self._index.nearest(passport.spec, COMPARED))
+        family = passport.spec.get("family")
+        keys = [row["key"] for row in likely if row["family"] == family]
+        return await asyncio.to_thread(self._compare, passport, keys)
 
     def _compare(self, passport: Passport, keys: list[str]) -> list[NearKernel]:
         found = []
@@ -275,7 +269,8 @@ class Catalog:
                 continue
             with artifact:
                 found.append(NearKernel(key=key, differences=differences(passport, artifact.passport)))
-        found.sort(key=lambda near: (len(near.differences), near.key))
+        # The same spec first: when the toolchain changed, that is the news, not a neighbour with another n.
+        found.sort(key=lambda near: (_differs_in_spec(near), len(near.differences), near.key))
         return found[:NEAREST]
 
     async def _on_index(self, call: Callable[[], T]) -> T:
@@ -337,5 +332,5 @@ def _position(token: str) -> tuple[int, str | None]:
     raise InvalidRequest("the page token is not one of ours", field="page_token", legal="a next_page_token")
 
 
-def _distance(spec: dict[str, Any], wanted: dict[str, Any]) -> int:
-    return sum(spec.get(name) != wanted.get(name) for name in spec.keys() | wanted.keys())
+def _differs_in_spec(near: NearKernel) -> bool:
+    return any(difference.path.split(".")[0] == "spec" for difference in near.differences)

@@ -29,7 +29,7 @@ def add_kernel_routes(app: FastAPI, service: KernelService, catalog: Catalog) ->
         page_size: PageSize = 100,
         page_token: PageToken = "",
     ) -> bodies.KernelPageBody:
-        """Cached kernels, most recently used first, and those that are coming."""
+        """Cached kernels, newest first, and those that are coming."""
         page = await catalog.page(
             KernelFilter(
                 family=family,

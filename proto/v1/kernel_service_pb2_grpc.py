@@ -77,7 +77,7 @@ class KernelServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListKernels(self, request, context):
-        """Cached kernels, filtered, newest use first, paged.
+        """Cached kernels, filtered, newest first, paged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
