@@ -31,9 +31,11 @@ from kaas import (
 )
 from kaas.client import api, exit_status
 from kaas.client.kernel_client import KernelClient
+from kaas.client.manifest import read_manifest
 from kaas.kernel_library.families.gemm import GemmTile
 
 NOBODY = 65534
+EXAMPLES = Path(__file__).parents[2] / "examples"
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 SPEC = GemmSpec(n=128, k=64, dtype_d="fp32")
@@ -347,3 +349,16 @@ def test_a_broken_pipe_ends_quietly(daemon: DaemonProcess) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == exit_status.BROKEN_PIPE
+
+
+@pytest.mark.parametrize("name", ["launch_gemm.py", "many_kernels.py"])
+def test_the_examples_run(daemon: DaemonProcess, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "<KernelHandle" in done.stdout
+
+
+def test_the_examples_manifest_is_legal() -> None:
+    assert len(read_manifest(EXAMPLES / "kernels.yaml")) == 4
