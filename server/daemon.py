@@ -10,9 +10,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -43,6 +44,9 @@ from kaas.server.telemetry import configure_logging, facts
 
 log = logging.getLogger(__name__)
 
+WORKER_RETRY_S = 30.0
+"""Pause before another try when the workers cannot be started (no memory just now, say)."""
+
 REFUSED_TO_START = 2
 """Exit status when the daemon cannot start; the reason is one line on standard error."""
 
@@ -60,32 +64,40 @@ def run_daemon(overrides: Mapping[str, str], config_file: Path | None = None) ->
 
 def serve(config: Config) -> int:
     """Run one daemon in this process. Raises :class:`KaasError` when it cannot start."""
-    asyncio.run(_serve(config))
+    # All that matters is on disk at any moment, so what does not end in time (a disk that hangs) is left.
+    limit = threading.Timer(config.shutdown_grace_s, _give_up)
+    limit.daemon = True
+    try:
+        asyncio.run(_serve(config, limit.start))
+    finally:
+        limit.cancel()
     return 0
 
 
-async def _serve(config: Config) -> None:
+def _give_up() -> None:
+    log.error("the grace period is over, leaving at once")
+    os._exit(1)
+
+
+async def _serve(config: Config, limit_stop: Callable[[], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     daemon = Daemon(config)
+    stopping = asyncio.create_task(stop.wait())
+    starting = asyncio.create_task(daemon.start())
     try:
-        await daemon.start()
-        print(daemon.banner(), flush=True)
-        await stop.wait()
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            print(daemon.banner(), flush=True)
+        await stopping
+        log.info("stopping")
     finally:
-        limit = threading.Timer(config.shutdown_grace_s, _give_up)
-        limit.daemon = True
-        limit.start()
+        limit_stop()
+        await _ended(starting, stopping)
         await daemon.stop()
-        log.info("stopped")
-
-
-def _give_up() -> None:
-    # Something does not end (a disk that hangs, say). All that matters is on disk already.
-    log.error("the grace period is over, leaving at once")
-    os._exit(1)
 
 
 class Daemon:
@@ -95,21 +107,19 @@ class Daemon:
         self._config = config
         access = SocketAccess(mode=int(config.socket_mode, 8), group=config.socket_group)
         self._access = access
-        # The commonest mistake, a second daemon, is told before anything expensive happens.
-        listeners.refuse_live(Path(config.socket), field="socket")
-        log.info("configuration", extra=facts(**msgspec.structs.asdict(config)))
-        self._toolkit = _toolkit(config)
         self._closing = contextlib.AsyncExitStack()
-        self._ready = asyncio.Event()
 
     async def start(self) -> None:
         """Open the store, publish the environment, listen; warm the workers in the background."""
         config = self._config
         closing = self._closing
+        # The commonest mistake, a second daemon, is told before anything expensive happens.
+        listeners.refuse_live(Path(config.socket), field="socket")
+        log.info("configuration", extra=facts(**msgspec.structs.asdict(config)))
         self._store = Store.open(Path(config.store))
         closing.callback(self._store.close)
-        self.environment = _environment(config, self._toolkit)
-        publish_environment(Path(config.store), self.environment)
+        # May build the twin, ask a device, and reads every compiler and header once.
+        self.environment = await asyncio.to_thread(_environment, config)
         index = KernelIndex(Path(config.store))
         scheduler: Scheduler[Kernel] = Scheduler(workers=config.workers, queue_limit=config.queue_limit)
         self._catalog = Catalog(self.environment, self._store, index, scheduler)
@@ -134,7 +144,7 @@ class Daemon:
         closing.push_async_callback(jobs.stop)
         closing.push_async_callback(self._grpc.begin_stop)
         background = asyncio.create_task(self._warm_up(), name="warm-up")
-        closing.push_async_callback(_cancelled, background)
+        closing.push_async_callback(_ended, background)
 
     async def stop(self) -> None:
         """Refuse new work, wake every waiter, end workers, remove the sockets."""
@@ -155,7 +165,7 @@ class Daemon:
     async def readiness(self) -> dict[str, bool]:
         """The checks behind ``/readyz``."""
         return {
-            "workers_warm": self._ready.is_set() and self._pool.is_warm,
+            "workers_warm": self._pool.is_warm,
             "store_usable": await asyncio.to_thread(_is_writable, self._store),
         }
 
@@ -175,13 +185,18 @@ class Daemon:
         await self._grpc.start()
 
     async def _warm_up(self) -> None:
-        try:
-            await self._catalog.rebuild()
-            await self._pool.start()
-        except KaasError as error:
-            log.error("compile workers cannot start, only cached kernels are served: %s", error)
-            return
-        self._ready.set()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._catalog.rebuild())
+            group.create_task(self._warm_workers())
+
+    async def _warm_workers(self) -> None:
+        while True:
+            try:
+                await self._pool.start()
+                break
+            except KaasError as error:
+                log.error("compile workers do not start, only cached kernels are served: %s", error)
+                await asyncio.sleep(WORKER_RETRY_S)
         await self._grpc.set_ready(True)
         log.info("ready: compile workers are warm")
 
@@ -199,18 +214,23 @@ def _toolkit(config: Config) -> Toolkit:
     return read_toolkit(Path(config.toolkit_home)) if config.toolkit_home else find_toolkit(os.environ)
 
 
-def _environment(config: Config, toolkit: Toolkit) -> Environment:
-    """This node's environment; its generation is the stored one's, or the next if anything changed."""
+def _environment(config: Config) -> Environment:
+    """This node's environment, published; its generation is the stored one's, or the next if it changed."""
+    toolkit = _toolkit(config)
     target, source = detect_target(toolkit, config.soc_name or None)
     describe = functools.partial(describe_environment, toolkit, target, source, socket=config.socket)
-    before = read_environment(Path(config.store))
-    if before is None:
-        return describe(generation=1)
-    now = describe(generation=before.generation)
-    return now if now == before else msgspec.structs.replace(now, generation=before.generation + 1)
+    before = read_environment(config.store)
+    now = describe(generation=before.generation if before else 1)
+    if now == before:
+        return now  # and a full disk is no reason not to serve
+    if before is not None:
+        now = msgspec.structs.replace(now, generation=before.generation + 1)
+    publish_environment(config.store, now)
+    return now
 
 
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+async def _ended(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait for their end, whatever it is."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.daemon import DaemonProcess, until
 
 from kaas.cache.artifact import open_artifact
+from kaas.cache.environment_file import read_environment
 from kaas.proto.v1 import kernel_service_pb2 as pb
 from kaas.proto.v1 import kernel_service_pb2_grpc as pb_grpc
 
@@ -178,6 +179,27 @@ def test_prewarm_streams_one_event_per_entry_and_a_summary(stub: pb_grpc.KernelS
     assert (failed.index, json.loads(failed.error_json)["code"]) == (1, "invalid_spec")
 
 
+def test_a_prewarm_call_that_is_given_up_ends_its_job(
+    stub: pb_grpc.KernelServiceStub, rest: httpx.Client
+) -> None:
+    entries = [pb.PrewarmEntry(spec_json=gemm(2048 + 64 * number)) for number in range(50)]
+    call = stub.Prewarm(pb.PrewarmRequest(entries=entries, label="given up"), timeout=120)
+    next(call)
+    call.cancel()
+
+    def job() -> dict[str, Any] | None:
+        jobs = rest.get("/v1/prewarm").json()["jobs"]
+        return next((job for job in jobs if job["label"] == "given up" and job["state"] != "running"), None)
+
+    ended = until(job, what="the end of the job")
+    assert ended["state"] == "cancelled"
+    assert ended["done"] < ended["total"]
+
+
+def test_a_call_without_a_deadline_is_served(stub: pb_grpc.KernelServiceStub, cached: str) -> None:
+    assert stub.GetKernel(pb.GetKernelRequest(spec_json=gemm(64))).key == cached
+
+
 def test_health_tells_serving_and_ready(daemon: DaemonProcess) -> None:
     with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -292,6 +314,7 @@ def test_a_second_daemon_on_a_store_in_use_refuses_in_one_line(daemon: DaemonPro
     )
     assert second.returncode == 2
     assert second.stderr.splitlines()[-1].startswith("kaas: ")
+    assert "Traceback" not in second.stderr
     assert not Path(other.socket).exists()
     other.discard()
 
@@ -304,6 +327,36 @@ def test_a_killed_daemons_socket_is_replaced_and_its_kernels_are_hits(tmp_path: 
         until(lambda: not daemon.children(), what="the end of the dead daemon's processes")
         daemon.start()
         assert [reply["outcome"] for reply in answers(client(daemon, gemm(64)))] == ["hit"]
+
+
+def test_the_generation_grows_exactly_when_the_environment_changes(tmp_path: Path) -> None:
+    with DaemonProcess(tmp_path, rest_address="off") as daemon:
+        seen = []
+        for soc_name in ("Ascend950PR_9579", "Ascend950PR_9579", "Ascend950DT_9581"):
+            daemon.options["soc_name"] = soc_name
+            if seen:
+                daemon.stop()
+                daemon.start()
+            environment = read_environment(daemon.store)
+            assert environment is not None
+            assert environment.target.soc_name == soc_name
+            seen.append(environment.generation)
+        assert seen == [1, 1, 2]
+
+
+def test_a_stop_while_starting_ends_without_a_banner(tmp_path: Path) -> None:
+    daemon = DaemonProcess(tmp_path, rest_address="off")
+    process = subprocess.Popen(
+        daemon.command(), env=daemon.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert "configuration" in process.stderr.readline()
+    process.terminate()
+    output, errors = process.communicate(timeout=60)
+    daemon.discard()
+    assert (process.returncode, output) == (0, "")
+    assert "Traceback" not in errors
+    assert not Path(daemon.socket).exists()
 
 
 def test_sigterm_while_compiling_wakes_waiters_and_leaves_nothing(tmp_path: Path) -> None:
