@@ -77,6 +77,8 @@ def parse_spec(record: bytes | str | Mapping[str, Any]) -> KernelSpec:
             ) from None
     if not isinstance(record, Mapping):
         raise InvalidSpec("the spec is not a JSON object", field="spec", legal="a JSON object")
+    if not all(isinstance(name, str) for name in record):
+        raise InvalidSpec("the spec has a field whose name is no string", field="spec", legal="field names")
     family = family_named(record.get("family"))
     try:
         return msgspec.convert(dict(record), family.spec_type, strict=True)
@@ -86,28 +88,71 @@ def parse_spec(record: bytes | str | Mapping[str, Any]) -> KernelSpec:
 
 def _explain(error: msgspec.ValidationError, spec_type: type[KernelSpec]) -> InvalidSpec:
     """Turn msgspec's message into one that names the field and what is legal there."""
-    text = str(error)
-    located = re.search(r"\$\.([\w.\[\]]+)", text)
-    unknown = re.search(r"unknown field `([^`]*)`", text)
-    missing = re.search(r"required field `([^`]*)`", text)
-    fields = {field.encode_name: field for field in msgspec.structs.fields(spec_type)}
+    reason, _, place = str(error).partition(" - at ")
+    path = [name for name in re.split(r"[.\[\]`]+", place.lstrip("`$")) if name]
+    schema = json_schema(spec_type)
+    unknown = re.search(r"unknown field `([^`]*)`", reason)
+    missing = re.search(r"required field `([^`]*)`", reason)
     if unknown:
-        name = unknown.group(1)
-        return InvalidSpec(f"{spec_type.__name__} has no field {name!r}", field=name, legal=sorted(fields))
-    name = missing.group(1) if missing else located.group(1) if located else "spec"
-    top = re.split(r"[.\[]", name)[0]
-    legal = _legal_values(spec_type, top) if top in fields else None
-    reason = "is missing" if missing else text.split(" - at ")[0]
-    return InvalidSpec(f"{name}: {reason}", field=name, legal=legal)
+        name = ".".join([*path, unknown.group(1)])
+        options = _options(schema, _schema_at(schema, path))
+        known = sorted(name for option in options for name in option.get("properties", {}))
+        return InvalidSpec(f"{spec_type.__name__} has no field {name!r}", field=name, legal=known)
+    if missing:
+        path.append(missing.group(1))
+    name = ".".join(path) or "spec"
+    legal = _legal_values(_schema_at(schema, path))
+    choices = ", ".join(map(str, legal)) if isinstance(legal, list) else legal
+    message = f"{name}: {'is missing' if missing else reason}" + (f"; legal: {choices}" if choices else "")
+    return InvalidSpec(message, field=name, legal=legal)
 
 
-def _legal_values(spec_type: type[KernelSpec], field: str) -> list[Any] | str | None:
-    schema = json_schema(spec_type)["properties"].get(field, {})
-    options = schema.get("anyOf", [schema])
-    described: list[Any] = []
-    for option in options:
-        described.extend(option.get("enum", [option["type"]] if "type" in option else []))
-    return described or None
+def _schema_at(schema: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    """The part of ``schema`` that describes ``path``; empty where there is none."""
+    node = schema
+    for name in path:
+        inner = (option.get("properties", {}).get(name) for option in _options(schema, node))
+        node = next((found for found in inner if found is not None), {})
+    return node
+
+
+def _options(schema: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:
+    """What ``node`` allows, references resolved."""
+    return [
+        schema["$defs"][option["$ref"].rpartition("/")[2]] if "$ref" in option else option
+        for option in node.get("anyOf", [node])
+    ]
+
+
+_TYPE_NAMES = {
+    "integer": "an integer",
+    "number": "a float",
+    "boolean": "true or false",
+    "null": "null",
+    "object": "a JSON object",
+    "string": "a string",
+    "array": "a list",
+}
+
+
+def _legal_values(schema: dict[str, Any]) -> list[Any] | str | None:
+    """What a field takes: the values if they can be listed, else a phrase."""
+    if "enum" in schema:
+        return list(schema["enum"])
+    phrases: list[str] = []
+    for option in schema.get("anyOf", [schema]):
+        if "enum" in option:
+            phrases.extend(f'"{value}"' if isinstance(value, str) else str(value) for value in option["enum"])
+        elif "$ref" in option:
+            phrases.append(_TYPE_NAMES["object"])
+        elif option.get("type") in _TYPE_NAMES:
+            phrase = _TYPE_NAMES[option["type"]]
+            if "minimum" in option:
+                phrase += f" from {option['minimum']} to {option['maximum']}"
+            if "multipleOf" in option:
+                phrase += f", a multiple of {option['multipleOf']}"
+            phrases.append(phrase)
+    return " or ".join(phrases) or None
 
 
 def json_schema(spec_type: type[KernelSpec]) -> dict[str, Any]:

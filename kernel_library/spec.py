@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -14,7 +15,15 @@ from kaas.proto.target import Target
 Dtype = Literal["bf16", "fp16", "fp32"]
 DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4, "int64": 8}
 DYNAMIC: Literal["dynamic"] = "dynamic"
-Dim = int | Literal["dynamic"]
+
+
+def within(low: float, high: float, multiple_of: int = 1) -> msgspec.Meta:
+    """Bounds of a numeric field for its JSON Schema; the spec itself checks them in ``__post_init__``."""
+    bounds: dict[str, float] = {"minimum": low, "maximum": high}
+    return msgspec.Meta(extra_json_schema=bounds | ({"multipleOf": multiple_of} if multiple_of > 1 else {}))
+
+
+Dim = Annotated[int, within(1, 2**31 - 1)] | Literal["dynamic"]
 """A dimension that is fixed at compile time, or ``"dynamic"``: bound at launch."""
 
 
@@ -77,6 +86,8 @@ def require_bool(value: Any, field: str) -> None:
 
 def require_float(value: Any, field: str, low: float, high: float) -> None:
     """Raise :class:`InvalidSpec` unless ``value`` is a finite float in ``low..high``."""
-    if type(value) is not float or not low <= value <= high:
+    # Minus zero equals zero but has another JSON text: two equal specs would have two keys.
+    is_negative_zero = type(value) is float and value == 0.0 and math.copysign(1.0, value) < 0
+    if type(value) is not float or not low <= value <= high or is_negative_zero:
         legal = f"a float from {low} to {high}"
         raise InvalidSpec(f"{field} is {value!r}; legal: {legal}", field=field, legal=legal)

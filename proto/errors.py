@@ -233,11 +233,11 @@ def error_from_record(record: Mapping[str, Any]) -> KaasError:
     code = str(record.get("code", KaasError.code))
     cls = _subclasses(KaasError).get(code)
     message = str(record.get("message", code))
-    raw_details = record.get("details")
-    details = (
-        {str(name): value for name, value in raw_details.items()} if isinstance(raw_details, Mapping) else {}
-    )
     hint = record.get("hint")
+    error = (cls or KaasError)(message, hint=None if hint is None else str(hint))
+    details = record.get("details")
+    if isinstance(details, Mapping):
+        error.details = {str(name): value for name, value in details.items()}
     if cls is None:
-        return KaasError(message, hint=hint, remote_code=code, **details)
-    return cls(message, hint=hint, **details)
+        error.details["remote_code"] = code
+    return error

@@ -11,7 +11,7 @@ from typing import Any, NewType
 
 import msgspec
 
-from kaas.proto.canonical import canonical_digest
+from kaas.proto.canonical import canonical_digest, canonical_json
 from kaas.proto.target import Target
 from kaas.proto.toolchain import Toolchain
 
@@ -48,27 +48,32 @@ class Passport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class FieldDifference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One field in which two passports differ; ``path`` is dotted, an absent value is ``None``."""
+    """One field in which two passports differ; ``path`` is dotted.
+
+    An absent value shows as ``None``; a field absent on one side and null on the other shows ``None`` twice.
+    """
 
     path: str
     ours: Any
     theirs: Any
 
 
-def _flatten(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for name in value:
-            yield from _flatten(value[name], f"{path}.{name}" if path else str(name))
-    else:
-        yield path, value
-
-
 def differences(ours: Passport, theirs: Passport) -> list[FieldDifference]:
-    """Every leaf field in which two passports differ, sorted by path."""
-    left = dict(_flatten(msgspec.to_builtins(ours), ""))
-    right = dict(_flatten(msgspec.to_builtins(theirs), ""))
-    return [
-        FieldDifference(path=path, ours=left.get(path), theirs=right.get(path))
-        for path in sorted(left.keys() | right.keys())
-        if left.get(path) != right.get(path)
-    ]
+    """Every field in which two passports differ, sorted by path; empty exactly when their keys are equal."""
+    return list(_differing(msgspec.to_builtins(ours), msgspec.to_builtins(theirs), ""))
+
+
+_ABSENT: Any = object()
+
+
+def _differing(ours: Any, theirs: Any, path: str) -> Iterator[FieldDifference]:
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for name in sorted(ours.keys() | theirs.keys()):
+            inner = f"{path}.{name}" if path else str(name)
+            yield from _differing(ours.get(name, _ABSENT), theirs.get(name, _ABSENT), inner)
+    elif _ABSENT in (ours, theirs) or canonical_json(ours) != canonical_json(theirs):
+        yield FieldDifference(
+            path=path,
+            ours=None if ours is _ABSENT else ours,
+            theirs=None if theirs is _ABSENT else theirs,
+        )

@@ -3,7 +3,7 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang programs below are a language of their own: their annotations are buffers, not types.
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -12,13 +12,13 @@ from kaas.kernel_library.gemm_tiles import GemmProblem, GemmTiles, choose_tiles,
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
-    Dim,
     Dtype,
     KernelSpec,
     require_bool,
     require_dim,
     require_int,
     require_one_of,
+    within,
 )
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.launch import Extent, Parameter
@@ -30,13 +30,15 @@ DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
 MAX_EXTENT = 2**26
 """Keeps byte strides of one row within 32 bits."""
 
+GemmDim = Annotated[int, within(1, MAX_EXTENT)] | Literal["dynamic"]
+
 
 class GemmTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An explicit tile choice: output tile rows and columns, and the K step held in L1 (elements)."""
 
-    block_m: int
-    block_n: int
-    block_k: int
+    block_m: Annotated[int, within(16, 256, multiple_of=16)]
+    block_n: Annotated[int, within(16, 256, multiple_of=16)]
+    block_k: Annotated[int, within(16, 1024, multiple_of=16)]
 
     def __post_init__(self) -> None:
         require_int(self.block_m, "tile.block_m", 16, 256, multiple_of=16)
@@ -55,9 +57,9 @@ class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
 
-    m: Dim = "dynamic"
-    n: Dim
-    k: Dim
+    m: GemmDim = "dynamic"
+    n: GemmDim
+    k: GemmDim
     dtype_a: Dtype = "bf16"
     dtype_b: Dtype = "bf16"
     dtype_d: Dtype = "bf16"

@@ -3,7 +3,7 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from kaas.kernel_library.spec import (
     require_float,
     require_int,
     require_one_of,
+    within,
 )
 from kaas.proto.errors import DoesNotFit
 from kaas.proto.launch import Extent, Parameter
@@ -53,11 +54,11 @@ class RmsNormSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
 
-    hidden: int
+    hidden: Annotated[int, within(64, 32768, multiple_of=16)]
     dtype: Dtype = "bf16"
     residual: bool = False
     weight: bool = True
-    eps: float = 1e-6
+    eps: Annotated[float, within(0.0, 1.0)] = 1e-6
     tokens: Dim = "dynamic"
 
     def __post_init__(self) -> None:
