@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -76,13 +77,28 @@ def _daemon() -> Iterator[tuple[KernelClient, str, dict[str, str]]]:
     log_path = root / "daemon.log"
     environ = {**os.environ, "KAAS_SOCKET": str(socket), "KAAS_STORE": str(store)}
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environ,
+            preexec_fn=_end_with_parent,
+        )
     try:
         _wait_for(socket, process, log_path)
         yield KernelClient(store, socket), _banner(log_path), environ
     finally:
         _stop(process)
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _end_with_parent() -> None:
+    """In the daemon's process: get SIGTERM when the demo dies, however it dies (prctl(2), Linux)."""
+    import ctypes
+
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def _wait_for(socket: Path, process: subprocess.Popen[bytes], log_path: Path) -> None:

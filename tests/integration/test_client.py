@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.daemon import DaemonProcess, until
+from support.daemon import DaemonProcess, descendants, until
 
 from kaas import (
     DeadlineExceeded,
@@ -362,3 +362,20 @@ def test_the_examples_run(daemon: DaemonProcess, name: str) -> None:
 
 def test_the_examples_manifest_is_legal() -> None:
     assert len(read_manifest(EXAMPLES / "kernels.yaml")) == 4
+
+
+@pytest.mark.slow
+def test_the_demo_ends_well_and_leaves_nothing_running(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kaas.client.cli", "demo"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "CPU TWIN" in done.stdout
+    assert done.stdout.count("key  ") == 3
+    assert done.stdout.endswith("demo: all right\n")
+    assert list(tmp_path.glob("kaas-demo-*")) == []
+    assert descendants(str(tmp_path), -1) == []
