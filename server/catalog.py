@@ -123,8 +123,9 @@ class Catalog:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
 
     async def rebuild(self) -> None:
-        """Bring the index in line with the store after a start."""
-        await self._on_index(lambda: self._index.rebuild(self._store, summarize))
+        """Bring the index in line with the store after a start; trouble leaves lists short, nothing else."""
+        self._later(lambda: self._index.rebuild(self._store, summarize))
+        await self._on_index(lambda: None)
 
     def added(self, summary: dict[str, Any]) -> None:
         """A kernel was published. The index is a convenience: its trouble is logged, never raised."""

@@ -154,7 +154,11 @@ class DaemonProcess:
             self.process.stdout.close()
 
     def __enter__(self) -> DaemonProcess:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.discard()
+            raise
 
     def __exit__(
         self,

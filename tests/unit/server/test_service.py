@@ -186,6 +186,20 @@ def test_a_full_store_costs_the_cache_entry_not_the_answer(
     on_node(tmp_path, scenario)
 
 
+def test_a_broken_index_costs_lists_not_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the index is broken")
+
+    async def scenario(node: Node) -> None:
+        for method in ("rebuild", "record", "touch"):
+            monkeypatch.setattr(KernelIndex, method, broken)
+        await node.catalog.rebuild()
+        outcomes = [(await node.service.get_kernel(KernelRequest(spec=SPEC))).outcome for _ in range(2)]
+        assert outcomes == ["compiled", "hit"]
+
+    on_node(tmp_path, scenario)
+
+
 def test_strict_mode_never_compiles(tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         with pytest.raises(StrictMiss) as refusal:
