@@ -8,6 +8,7 @@ table (:mod:`kaas.compiler.device_probe`).
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterator
 
 from kaas.proto.errors import UnsupportedTarget
@@ -94,11 +95,21 @@ def target_named(soc_name: str) -> Target:
             field="soc_name",
             arch=arch,
         )
-    near = [
-        _BY_FOLDED_NAME[match].soc_name
-        for match in difflib.get_close_matches(folded, _BY_FOLDED_NAME, n=3, cutoff=0.7)
-    ]
+    near = _near(folded)
     suggestion = f"; did you mean {', '.join(near)}?" if near else ""
     raise UnsupportedTarget(
         f"unknown SoC name {soc_name!r}{suggestion}", field="soc_name", near=near, legal=sorted(TARGETS)
     )
+
+
+def _near(folded: str) -> list[str]:
+    """Up to four similar names; among equally similar ones those that agree longest from the start."""
+    if len(folded) > 64:
+        return []
+    similar = difflib.get_close_matches(folded, _BY_FOLDED_NAME, n=len(TARGETS), cutoff=0.7)
+    similarity: dict[str, tuple[float, int]] = {}
+    for name in similar:
+        agreeing = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(name, folded, strict=False))
+        similarity[name] = difflib.SequenceMatcher(None, name, folded).ratio(), len(list(agreeing))
+    ranked = sorted(similar, key=lambda name: similarity[name], reverse=True)
+    return [_BY_FOLDED_NAME[name].soc_name for name in ranked[:4]]
