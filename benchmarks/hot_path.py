@@ -6,7 +6,6 @@ All four are called from one process, interleaved in rounds, so that they see th
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -33,17 +32,18 @@ def _client_process(rounds: int) -> dict[str, Any]:
     from kaas import GemmSpec, get_kernel
     from kaas.client import api
     from kaas.client.daemon_link import DaemonLink
+    from kaas.proto.locations import default_socket
 
     spec = GemmSpec(n=1024, k=1024, m=1024)
     get_kernel(spec)
-    link = DaemonLink.default()
+    link = DaemonLink(default_socket())
 
     def from_store() -> None:
         api.forget()
         get_kernel(spec)
 
     def from_daemon() -> None:
-        link.get_kernel(spec)
+        link.get_kernel(spec.canonical())
 
     samples: dict[str, list[float]] = {"memo": [], "store": [], "daemon": [], "echo": []}
     with echo() as round_trip:
@@ -102,5 +102,4 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 if __name__ == "__main__":
-    os.sched_setaffinity(0, os.sched_getaffinity(0))
     print(json.dumps(_client_process(int(sys.argv[1]))))

@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 
 @dataclass(frozen=True)
 class Node:
@@ -28,18 +25,22 @@ class Node:
     def store(self) -> Path:
         return Path(self.environ["KAAS_STORE"])
 
+    @property
+    def log(self) -> Path:
+        return self.directory / "daemon.log"
 
-def _wait_until_serving(socket: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+
+def _wait_until_ready(node: Node) -> None:
+    """Until the compile workers are warm, which the daemon says in its log."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the daemon exited with {process.returncode}:\n{log.read_text()[-4000:]}")
-        with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(f"unix:{socket}") as channel:
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1)
-            if reply.status == health_pb2.HealthCheckResponse.SERVING:
-                return
-        time.sleep(0.1)
-    raise RuntimeError("the daemon did not start within 120 s")
+        log = node.log.read_text()
+        if "compile workers are warm" in log:
+            return
+        if node.process.poll() is not None:
+            raise RuntimeError(f"the daemon exited with {node.process.returncode}:\n{log[-4000:]}")
+        time.sleep(0.05)
+    raise RuntimeError("the daemon was not ready within 120 s")
 
 
 @contextlib.contextmanager
@@ -54,14 +55,14 @@ def running_node(**settings: str) -> Iterator[Node]:
             "KAAS_REST_ADDRESS": "off",
             **{f"KAAS_{field.upper()}": value for field, value in settings.items()},
         }
-        log = directory / "daemon.log"
-        with log.open("wb") as sink:
+        with (directory / "daemon.log").open("wb") as sink:
             process = subprocess.Popen(
                 [sys.executable, "-m", "kaas.server"], env=environ, stdout=sink, stderr=sink
             )
+        node = Node(directory=directory, environ=environ, process=process)
         try:
-            _wait_until_serving(directory / "kaas.sock", process, log)
-            yield Node(directory=directory, environ=environ, process=process)
+            _wait_until_ready(node)
+            yield node
         finally:
             process.terminate()
             try:

@@ -1,7 +1,7 @@
 """A rank's cold start: process start to callable kernel, warm caches, kaas against TileLang alone.
 
-Both sides start a fresh interpreter which loads torch (a rank has it anyway), asks for the same GEMM, and prints
-how long after process start the kernel was callable. kaas reads the node's store; TileLang reads its own disk
+Both sides start a fresh interpreter which loads torch (a rank has it anyway), asks for the same GEMM and
+prints when the kernel was callable. kaas reads the node's store; TileLang reads its own disk
 cache with the same toolkit as compiler. The two are interleaved.
 """
 
@@ -11,19 +11,21 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from node import Node, running_node
 from statistics_of import human_seconds, summary
 
-PROLOGUE = """
-import time, resource
-born = time.clock_gettime(time.CLOCK_MONOTONIC)
+from kaas.cache.environment_file import read_environment
+
+CLOCK = """
+import resource, time
+def now():
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
 """
-EPILOGUE = """
-print("CALLABLE", time.clock_gettime(time.CLOCK_MONOTONIC), born, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
+REPORT = 'print("CALLABLE", now(), loaded, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)'
 SPEC = "GemmSpec(n=1024, k=1024, m=1024)"
 KAAS = f"""
 from kaas import GemmSpec, get_kernel
@@ -36,29 +38,22 @@ from tvm.target import Target
 from kaas.kernel_library.families.gemm import GemmSpec, build
 from kaas.kernel_library.targets import target_named
 with Target({{"kind": "ascend"}}):
-    program = build({SPEC}, target_named("Ascend950PR_9579")).prim_func
-    kernel = tilelang.compile(program, target="ascend")
+    built = build({SPEC}, target_named("Ascend950PR_9579"))
+    kernel = tilelang.compile(built.prim_func, target="ascend", pass_configs=built.pass_configs)
 assert callable(kernel)
 """
 
 
 def _start(body: str, environ: dict[str, str], *, with_torch: bool) -> dict[str, float]:
-    """Run one rank; returns seconds since its process start, since its first line, and its peak RSS (KiB)."""
-    import time
-
-    code = PROLOGUE + (
-        "import torch\nloaded = time.clock_gettime(time.CLOCK_MONOTONIC)\n"
-        if with_torch
-        else "loaded = born\n"
-    )
-    code += body + EPILOGUE.replace("born, resource", "loaded, resource")
+    """Run one rank: seconds from process start and from the end of torch's import, and peak RSS (KiB)."""
+    code = "\n".join((CLOCK, "import torch" if with_torch else "", "loaded = now()", body, REPORT))
     before = time.clock_gettime(time.CLOCK_MONOTONIC)
     finished = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False, timeout=300
     )
     line = next((text for text in finished.stdout.splitlines() if text.startswith("CALLABLE")), None)
     if finished.returncode or line is None:
-        raise RuntimeError(f"rank failed:\n{finished.stdout}\n{finished.stderr}")
+        raise RuntimeError(f"a rank failed:\n{finished.stdout}\n{finished.stderr}")
     _, ready, loaded, rss = line.split()
     return {
         "total": float(ready) - before,
@@ -103,10 +98,9 @@ def measure(rounds: int = 9) -> dict[str, Any]:
 
 
 def _tilelang_environment(node: Node, cache: Path) -> dict[str, str]:
-    import json
-
-    environment = json.loads((node.store / "environment.json").read_text())
-    home = environment["locality"]["toolkit_home"]
+    environment = read_environment(node.store)
+    assert environment is not None
+    home = environment.locality.toolkit_home
     return {**os.environ, "BISHENG_HOME": home, "TILELANG_CACHE_DIR": str(cache)}
 
 
@@ -115,7 +109,8 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
     def cell(side: str, field: str) -> str:
         values = result[side][field]
-        return f"{human_seconds(values['median'])} ({human_seconds(values['p25'])} to {human_seconds(values['p75'])})"
+        spread = " to ".join(human_seconds(values[quartile]) for quartile in ("p25", "p75"))
+        return f"{human_seconds(values['median'])} ({spread})"
 
     return [
         (

@@ -19,7 +19,7 @@ from kaas.proto.errors import KaasError
 Status = Literal["ok", "warn", "fail"]
 
 CLIENT_PACKAGES = ("msgspec", "grpc", "grpc_health", "google.protobuf", "yaml", "typer", "rich")
-DAEMON_PACKAGES = ("fastapi", "uvicorn", "sse_starlette", "diskcache", "psutil", "tilelang", "torch")
+DAEMON_PACKAGES = ("fastapi", "uvicorn", "diskcache", "tilelang", "torch")
 LOW_SPACE_BYTES = 1 << 30
 
 

@@ -38,20 +38,23 @@ def available_cores() -> int:
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the operator decides. It holds no secrets, so it may be logged whole.
 
-    ``tcp_address`` is ``host:port`` or empty (off); ``rest_address`` is ``host:port``, ``unix:/path`` or
-    ``off``. Both are loopback only unless ``allow_remote`` is set. An empty ``toolkit_home`` or ``soc_name``
-    means: find out. Sizes are bytes; text forms such as ``8GiB`` are accepted.
+    ``tcp_address`` is ``host:port`` or empty (off). ``rest_address`` is ``unix:/path``, ``host:port``,
+    ``off``, or empty: ``rest.sock`` beside the socket, with its permissions. TCP has none: on loopback every
+    user of the machine may ask, and beyond loopback (``allow_remote``) everybody. ``device_options`` are
+    further bisheng options, separated by spaces, and part of every key. An empty ``toolkit_home`` or
+    ``soc_name`` means: find out. Sizes are bytes; text forms such as ``8GiB`` are accepted.
     """
 
     socket: str = msgspec.field(default_factory=lambda: str(default_socket()))
     socket_mode: str = "0660"
     socket_group: str = ""
     tcp_address: str = ""
-    rest_address: str = "127.0.0.1:7990"
+    rest_address: str = ""
     allow_remote: bool = False
     store: str = msgspec.field(default_factory=lambda: str(default_store()))
     toolkit_home: str = ""
     soc_name: str = ""
+    device_options: str = ""
     workers: int = msgspec.field(default_factory=available_cores)
     queue_limit: int = 1024
     compile_wall_limit_s: float = 600.0
@@ -99,6 +102,9 @@ def load_config(
         problem = check(getattr(config, name), config)
         if problem:
             raise _refusal(name, getattr(config, name), source, problem)
+    if not config.rest_address:
+        beside = Path(config.socket).with_name("rest.sock")
+        return msgspec.structs.replace(config, rest_address=f"unix:{beside}")
     return config
 
 
@@ -228,11 +234,11 @@ def _check_tcp(value: str, config: Config) -> str | None:
 
 
 def _check_rest(value: str, config: Config) -> str | None:
-    if value == "off":
+    if value in ("", "off"):
         return None
     address = parse_address(value)
     if address is None:
-        return "host:port, unix:/absolute/path, or off"
+        return "unix:/absolute/path, host:port, off, or empty for rest.sock beside the socket"
     return _check_socket_path(address.path) if address.path else _check_reach(address, config)
 
 
@@ -240,6 +246,15 @@ def _check_reach(address: Address, config: Config) -> str | None:
     if config.allow_remote or is_loopback(address.host):
         return None
     return "a loopback address (there is no authentication), unless allow_remote is true"
+
+
+def _check_device_options(value: str, _: Config) -> str | None:
+    options = value.split()
+    if all(re.fullmatch(r"-[A-Za-z-][\w.,=+:-]*|[\w.,=+:-]+", option) for option in options) and not any(
+        option.startswith(("-I", "-o", "-L", "-B", "--npu-arch", "-x")) for option in options
+    ):
+        return None
+    return "bisheng options separated by spaces, without paths, such as -O3 or -mllvm -cce-some-switch=true"
 
 
 def _check_absolute(value: str, _: Config) -> str | None:
@@ -265,6 +280,7 @@ _CHECKS: dict[str, Callable[[Any, Config], str | None]] = {
     "rest_address": _check_rest,
     "store": _check_absolute,
     "toolkit_home": _check_optional_path,
+    "device_options": _check_device_options,
     "workers": _between(1, 1024),
     "queue_limit": _between(1, 1_000_000),
     "compile_wall_limit_s": _between(0.1, 86_400),

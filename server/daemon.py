@@ -25,7 +25,7 @@ from kaas.compiler.device_probe import detect_target
 from kaas.compiler.environment import describe_environment
 from kaas.compiler.job import CompileLimits
 from kaas.compiler.pool import CompilerPool
-from kaas.compiler.toolkit import Toolkit, find_toolkit, read_toolkit
+from kaas.compiler.toolkit import Toolkit, find_toolkit
 from kaas.proto.environment import Environment
 from kaas.proto.errors import KaasError
 from kaas.server import listeners
@@ -182,6 +182,11 @@ class Daemon:
             self._rest = RestServer(app, rest, self._access, allow_remote=config.allow_remote)
             self._closing.push_async_callback(self._rest.stop)
             self._rest.start()
+            if not rest.path:
+                log.warning(
+                    "REST on %s asks nobody who they are: every user of this machine may use it",
+                    self._rest.url,
+                )
         await self._grpc.start()
 
     async def _warm_up(self) -> None:
@@ -211,14 +216,21 @@ def _is_writable(store: Store) -> bool:
 
 
 def _toolkit(config: Config) -> Toolkit:
-    return read_toolkit(Path(config.toolkit_home)) if config.toolkit_home else find_toolkit(os.environ)
+    return find_toolkit(os.environ, home=Path(config.toolkit_home) if config.toolkit_home else None)
 
 
 def _environment(config: Config) -> Environment:
     """This node's environment, published; its generation is the stored one's, or the next if it changed."""
     toolkit = _toolkit(config)
     target, source = detect_target(toolkit, config.soc_name or None)
-    describe = functools.partial(describe_environment, toolkit, target, source, socket=config.socket)
+    describe = functools.partial(
+        describe_environment,
+        toolkit,
+        target,
+        source,
+        socket=config.socket,
+        extra_options=config.device_options.split(),
+    )
     before = read_environment(config.store)
     now = describe(generation=before.generation if before else 1)
     if now == before:

@@ -113,3 +113,16 @@ def test_addresses_parse() -> None:
     assert parse_address("[::1]:80") == Address(host="::1", port=80)
     assert parse_address("unix:/run/x") == Address(path="/run/x")
     assert parse_address("::1:80") is None
+
+
+def test_rest_is_beside_the_socket_unless_said_otherwise() -> None:
+    config = load_config({"socket": "/run/somewhere/kaas.sock"}, environ={})
+    assert config.rest_address == "unix:/run/somewhere/rest.sock"
+    assert load_config({"rest_address": "off"}, environ={}).rest_address == "off"
+
+
+@pytest.mark.parametrize("options", ["-I/usr/include", "-o somewhere", "-O2 ; rm", "--npu-arch=dav-2201"])
+def test_device_options_that_name_paths_or_other_parts_are_refused(options: str) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        load_config({"device_options": options}, environ={})
+    assert refused.value.details["field"] == "device_options"
