@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,19 +35,23 @@ _COMPILE = (
 )
 _COMPILE_TIMEOUT_S = 300
 
+INSTALL_INFO = "*-linux/ascend_toolkit_install.info"
+"""The version file, by architecture."""
+
 
 def ensure_twin_home(destination: Path | None = None, *, cann_version: str = DEFAULT_CANN_VERSION) -> Path:
     """The twin's home, built if it is not there yet (about 15 s once, then immediate).
 
     Without ``destination`` the home lies under ``KAAS_TWIN_ROOT`` (default: the user's cache directory),
-    named by a digest of the toolkit's sources, the host compiler's version and ``cann_version``. Safe when
+    named by a digest of the toolkit's sources and the host compiler's version, and by ``cann_version``, which
+    is what the version file and the runtime say; compiler and headers are the same for all. Safe when
     several processes ask at once. Raises ToolchainMissing when g++ is missing or cannot build the toolkit,
     or when ``destination`` holds something else.
     """
     compiler = _host_compiler()
-    digest = _digest(compiler, cann_version)
-    home = Path(destination) if destination is not None else _root() / digest
-    if _built_digest(home) == digest:
+    digest = _digest(compiler)
+    home = Path(destination) if destination is not None else _root() / f"{digest}-{cann_version}"
+    if _is_built(home, digest, cann_version):
         return home
     if home.exists() and not (home / MARKER).exists() and any(home.iterdir()):
         raise ToolchainMissing(
@@ -56,7 +60,7 @@ def ensure_twin_home(destination: Path | None = None, *, cann_version: str = DEF
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         with _one_builder(home.parent / f".{home.name}.lock"):
-            if _built_digest(home) != digest:
+            if not _is_built(home, digest, cann_version):
                 _build(home, compiler, digest, cann_version)
     except OSError as error:
         raise ToolchainMissing(
@@ -86,10 +90,10 @@ def _sources() -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(_TOOLKIT).as_posix(), path.read_bytes()
 
 
-def _digest(compiler: str, cann_version: str) -> str:
+def _digest(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=60).stdout
     digest = hashlib.sha256()
-    for part in (version, platform.machine().encode(), cann_version.encode(), *(_COMPILE_TEXT,)):
+    for part in (version, platform.machine().encode(), _COMPILE_TEXT):
         digest.update(len(part).to_bytes(8, "big") + part)
     for name, content in _sources():
         for part in (name.encode(), content):
@@ -108,6 +112,13 @@ def _built_digest(home: Path) -> str | None:
     return str(marker.get("digest")) if isinstance(marker, dict) else None
 
 
+def _is_built(home: Path, digest: str, cann_version: str) -> bool:
+    if _built_digest(home) != digest:
+        return False
+    info = next(home.glob(INSTALL_INFO), None)
+    return info is not None and f"version={cann_version}\n" in info.read_text(encoding="utf-8")
+
+
 @contextlib.contextmanager
 def _one_builder(lock: Path) -> Iterator[None]:
     """Keeps other processes from compiling the same toolkit meanwhile; the rename alone makes it correct."""
@@ -122,7 +133,7 @@ def _build(home: Path, compiler: str, digest: str, cann_version: str) -> None:
     try:
         work.chmod(0o755)
         _fill(work, compiler, digest, cann_version)
-        _publish(work, home, digest)
+        _publish(work, home, lambda: _is_built(home, digest, cann_version))
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -139,7 +150,7 @@ def _fill(work: Path, compiler: str, digest: str, cann_version: str) -> None:
     _build_libraries(work, compiler, engine, digest, cann_version)
     machine = platform.machine()
     arch = {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
-    info = work / f"{arch}-linux" / "ascend_toolkit_install.info"
+    info = work / INSTALL_INFO.replace("*", arch)
     info.parent.mkdir()
     info.write_text(
         f"package_name=Ascend-cann-toolkit\nversion={cann_version}\narch={arch}\nos=linux\n", encoding="utf-8"
@@ -148,7 +159,6 @@ def _fill(work: Path, compiler: str, digest: str, cann_version: str) -> None:
         "kind": "twin",
         "digest": digest,
         "engine": engine,
-        "cann_version": cann_version,
         "machine": machine,
         "notice": "a functional CPU twin; it makes no claim about time, power or silicon",
     }
@@ -211,16 +221,16 @@ def _run(command: Sequence[str]) -> None:
         )
 
 
-def _publish(work: Path, home: Path, digest: str) -> None:
+def _publish(work: Path, home: Path, is_done: Callable[[], bool]) -> None:
     """Renames the finished folder into place; losing a race to an equal one is success."""
     stale: Path | None = None
-    if home.exists() and _built_digest(home) != digest:
+    if home.exists() and not is_done():
         stale = home.with_name(f".{home.name}.stale-{os.getpid()}")
         home.rename(stale)
     try:
         work.rename(home)
     except OSError:
-        if _built_digest(home) != digest:
+        if not is_done():
             raise
     finally:
         if stale is not None:

@@ -71,9 +71,7 @@ class DaemonProcess:
         return self.process.pid
 
     def command(self) -> list[str]:
-        flags = [
-            text for name, value in self.options.items() for text in (f"--{name.replace('_', '-')}", value)
-        ]
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.options.items()]
         return [sys.executable, "-m", "kaas.server", *flags]
 
     def start(self) -> DaemonProcess:
