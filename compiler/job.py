@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from kaas.proto.launch import LaunchMetadata
+from kaas.proto.passport import Generator
 from kaas.proto.target import Target
 from kaas.proto.toolchain import Toolchain
 
@@ -22,7 +23,8 @@ class CompileJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """One kernel to compile. ``spec`` is the plain form of a spec, ``options`` the passport's options.
 
     With ``toolchain`` set, the worker refuses to compile when the toolkit at ``toolkit_home`` is no longer
-    that one: a binary must never be filed under another compiler's key.
+    that one: a binary must never be filed under another compiler's key. ``generator`` does the same for
+    TileLang, our lowering and the family, which the worker has from a zygote that may be newer than the key.
     """
 
     spec: dict[str, Any]
@@ -31,6 +33,7 @@ class CompileJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     options: tuple[str, ...]
     limits: CompileLimits
     toolchain: Toolchain | None = None
+    generator: Generator | None = None
 
 
 class CompileOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

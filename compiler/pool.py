@@ -29,7 +29,9 @@ from kaas.compiler.frames import (
     write_frame,
 )
 from kaas.compiler.job import CompileJob, CompileOutput
+from kaas.compiler.loaded_generator import GENERATOR_STAGE
 from kaas.compiler.process_tree import is_alive
+from kaas.compiler.restart_delay import RestartDelay
 from kaas.compiler.work_root import WorkRoot
 from kaas.compiler.zygote_link import ZygoteLink
 from kaas.proto.errors import (
@@ -76,8 +78,11 @@ class CompilerPool:
         self._job_ids = itertools.count(1)
         self._workers: dict[int, int] = {}
         self._connections: dict[int, asyncio.StreamWriter] = {}
+        self._restart_delay = RestartDelay()
         self._closing = False
         self._starts = 0
+        self.warmth_changed = asyncio.Event()
+        """Set whenever :attr:`is_warm` may have changed; whoever waits for it clears it first."""
 
     @property
     def starts(self) -> int:
@@ -165,7 +170,9 @@ class CompilerPool:
             if self._root is not None:
                 # Only a supervisor that was killed leaves anything here.
                 await asyncio.to_thread(shutil.rmtree, self._root.path / f"job-{job_id}", ignore_errors=True)
-        return _output_of(verdict, job)
+        output = _output_of(verdict, job)
+        self._restart_delay.succeeded()
+        return output
 
     async def _converse(
         self, job_id: int, job: CompileJob, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -215,9 +222,11 @@ class CompilerPool:
     def _brought_up(self, task: asyncio.Task[ZygoteLink]) -> None:
         self._starting = None
         if not task.cancelled() and task.exception() is not None:
+            self._restart_delay.failed()
             log.error("the compile zygote did not start: %s", task.exception())
 
     async def _bring_up(self) -> ZygoteLink:
+        await asyncio.sleep(self._restart_delay.seconds)
         if self._root is None:
             self._root = await asyncio.to_thread(WorkRoot.create)
         link = ZygoteLink(self._root.path, self._environ, self._zygote_ended)
@@ -229,6 +238,7 @@ class CompilerPool:
             await link.end(_CLOSE_LIMIT_S)
             raise WorkerCrashed(f"the compile zygote was not ready after {READY_LIMIT_S:g} s") from None
         before, self._link = self._link, link
+        self.warmth_changed.set()
         if before is not None:
             before.drain()
         return link
@@ -238,7 +248,9 @@ class CompilerPool:
         link.hang_up()
         if link is self._link:
             self._link = None
+            self.warmth_changed.set()
             if not self._closing:
+                self._restart_delay.failed()
                 log.warning("the compile zygote %d died; starting another", link.pid)
                 self._start_zygote()
 
@@ -261,9 +273,10 @@ async def _settled(end: asyncio.Future[int | None]) -> None:
 
 
 def _is_worth_repeating(error: KaasError) -> bool:
-    """A crash, or a failure that another try may not show. A changed toolkit stays changed."""
+    """A crash, or a failure that another try may not show. A changed toolkit or generator stays changed."""
     if isinstance(error, CompileFailed):
-        return error.details.get("deterministic") is False and error.details.get("stage") != "toolkit"
+        is_changed = error.details.get("stage") in ("toolkit", GENERATOR_STAGE)
+        return error.details.get("deterministic") is False and not is_changed
     return True
 
 

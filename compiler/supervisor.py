@@ -22,6 +22,7 @@ from typing import Literal
 from kaas.compiler.frames import Verdict, WorkerStarted, decode, receive_frame, send_frame
 from kaas.compiler.guarded_process import POLL_S, MemoryGauge
 from kaas.compiler.job import CompileJob
+from kaas.compiler.loaded_generator import LoadedGenerator
 from kaas.compiler.process_tree import become_subreaper, descendants, end_descendants, held_bytes, set_name
 from kaas.compiler.worker import log_tail, run_worker
 
@@ -45,7 +46,7 @@ class StageBoard:
         return self._memory[:].rstrip(b"\0").decode(errors="replace")
 
 
-def supervise(connection: socket.socket, folder: Path) -> None:
+def supervise(connection: socket.socket, folder: Path, loaded: LoadedGenerator) -> None:
     """Receive one job on ``connection``, see it through and answer; its files lie in ``folder``."""
     become_subreaper()
     set_name("kaas-supervisor")
@@ -57,7 +58,7 @@ def supervise(connection: socket.socket, folder: Path) -> None:
     job = decode(request, CompileJob)
     try:
         folder.mkdir(mode=0o700)
-        verdict = _Watch(connection, job, Path(tempfile.mkdtemp(dir=folder))).run()
+        verdict = _Watch(connection, job, Path(tempfile.mkdtemp(dir=folder)), loaded).run()
         if verdict is not None:
             send_frame(connection, verdict)
     except (BrokenPipeError, ConnectionResetError):
@@ -73,10 +74,13 @@ def supervise(connection: socket.socket, folder: Path) -> None:
 class _Watch:
     """One worker under watch."""
 
-    def __init__(self, connection: socket.socket, job: CompileJob, workdir: Path) -> None:
+    def __init__(
+        self, connection: socket.socket, job: CompileJob, workdir: Path, loaded: LoadedGenerator
+    ) -> None:
         self._connection = connection
         self._job = job
         self._workdir = workdir
+        self._loaded = loaded
         self._stage = StageBoard()
         self._result_fd = os.memfd_create("kaas-result", os.MFD_CLOEXEC)
         self._log_fd = os.memfd_create("kaas-log", os.MFD_CLOEXEC)
@@ -115,6 +119,7 @@ class _Watch:
             self._connection.close()
             run_worker(
                 self._job,
+                self._loaded,
                 supervisor=supervisor,
                 workdir=self._workdir,
                 result_fd=self._result_fd,

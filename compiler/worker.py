@@ -17,6 +17,7 @@ from kaas.compiler.device_build import build_device_binary
 from kaas.compiler.frames import Result, encode
 from kaas.compiler.guarded_process import OUTPUT_FILE_LIMIT_BYTES
 from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
+from kaas.compiler.loaded_generator import GENERATOR_STAGE, LoadedGenerator
 from kaas.compiler.lowering import lower
 from kaas.compiler.process_tree import die_with_parent, set_name
 from kaas.compiler.toolkit import read_toolkit
@@ -29,7 +30,14 @@ SetStage = Callable[[str], None]
 
 
 def run_worker(
-    job: CompileJob, *, supervisor: int, workdir: Path, result_fd: int, log_fd: int, set_stage: SetStage
+    job: CompileJob,
+    loaded: LoadedGenerator,
+    *,
+    supervisor: int,
+    workdir: Path,
+    result_fd: int,
+    log_fd: int,
+    set_stage: SetStage,
 ) -> NoReturn:
     """Do the job in this freshly forked process and exit; the supervisor reads the rest."""
     try:
@@ -44,7 +52,7 @@ def run_worker(
         # Writing past it is an error of the write, not a signal.
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         _limit_file_size()
-        result = _result_of(job, workdir, log_fd, set_stage)
+        result = _result_of(job, loaded, workdir, log_fd, set_stage)
         set_stage("report")
         _write_all(result_fd, encode(result))
         os._exit(0)
@@ -53,9 +61,15 @@ def run_worker(
         os._exit(70)
 
 
-def compile_job(job: CompileJob, workdir: Path, set_stage: SetStage) -> CompileOutput:
+def compile_job(
+    job: CompileJob, loaded: LoadedGenerator, workdir: Path, set_stage: SetStage
+) -> CompileOutput:
     """Lower and build. Raises :class:`KaasError`; resource figures are the supervisor's to fill in."""
     started = time.monotonic()
+    family = str(job.spec.get("family"))
+    set_stage(GENERATOR_STAGE)
+    if job.generator is not None:
+        loaded.refuse_unless(job.generator, family)
     set_stage("toolkit")
     toolkit = read_toolkit(
         Path(job.toolkit_home), bisheng_home=os.environ.get("BISHENG_HOME"), known=job.toolchain
@@ -69,6 +83,8 @@ def compile_job(job: CompileJob, workdir: Path, set_stage: SetStage) -> CompileO
         )
     set_stage("lower")
     lowered = lower(parse_spec(job.spec), job.target)
+    if job.generator is not None:
+        loaded.refuse_unless(job.generator, family)  # a builder may import what the zygote had no need of
     left = job.limits.wall_s - (time.monotonic() - started)
     binary = build_device_binary(
         lowered.source,
@@ -90,9 +106,11 @@ def compile_job(job: CompileJob, workdir: Path, set_stage: SetStage) -> CompileO
     )
 
 
-def _result_of(job: CompileJob, workdir: Path, log_fd: int, set_stage: SetStage) -> Result:
+def _result_of(
+    job: CompileJob, loaded: LoadedGenerator, workdir: Path, log_fd: int, set_stage: SetStage
+) -> Result:
     try:
-        return Result(output=compile_job(job, workdir, set_stage))
+        return Result(output=compile_job(job, loaded, workdir, set_stage))
     except KaasError as error:
         if error.details.get("stage") == "lower":
             # TVM's own complaints go to standard error, past the exception.

@@ -32,6 +32,7 @@ from kaas.compiler.frames import (
     decode_command,
     encode,
 )
+from kaas.compiler.loaded_generator import LoadedGenerator, load_generator
 from kaas.compiler.process_tree import (
     become_subreaper,
     children_of,
@@ -40,7 +41,6 @@ from kaas.compiler.process_tree import (
     resident_bytes,
     set_name,
 )
-from kaas.compiler.supervisor import supervise
 from kaas.compiler.toolkit import read_toolkit
 from kaas.proto.errors import KaasError, ToolchainMissing
 
@@ -54,9 +54,10 @@ _FAREWELL_S = 3.0
 class Zygote:
     """The control loop: single-threaded, woken by the control socket and by children that end."""
 
-    def __init__(self, control: socket.socket, work_root: Path) -> None:
+    def __init__(self, control: socket.socket, work_root: Path, loaded: LoadedGenerator) -> None:
         self._control = control
         self._work_root = work_root
+        self._loaded = loaded
         self._job_of: dict[int, int] = {}  # supervisor's pid -> job
         self._toolkits_seen: set[str] = set()
         self._draining = False
@@ -116,7 +117,9 @@ class Zygote:
             for fd in self._wake:
                 os.close(fd)
             self._control.close()
-            supervise(connection, self._work_root / f"job-{command.job_id}")
+            from kaas.compiler.supervisor import supervise
+
+            supervise(connection, self._work_root / f"job-{command.job_id}", self._loaded)
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -174,7 +177,10 @@ class Zygote:
 
 
 def warm_up() -> None:
-    """Import everything a job needs and lower one small kernel. Raises :class:`ToolchainMissing`."""
+    """Import everything a job needs and lower one small kernel. Raises :class:`ToolchainMissing`.
+
+    Whatever takes part in lowering is imported here, not above, so that it can be identified around it.
+    """
     try:
         import tilelang  # noqa: F401
     except Exception as error:
@@ -183,12 +189,17 @@ def warm_up() -> None:
             hint="pip install 'ascend-kaas[daemon]'",
             missing="tilelang",
         ) from error
+    import kaas.compiler.supervisor  # noqa: F401
     from kaas.compiler.lowering import lower
     from kaas.kernel_library.registry import families, parse_spec
     from kaas.kernel_library.targets import target_named
 
     families()
-    lower(parse_spec(WARM_UP_SPEC), target_named(WARM_UP_SOC))
+    try:
+        lower(parse_spec(WARM_UP_SPEC), target_named(WARM_UP_SOC))
+    except KaasError as error:
+        # A family that does not lower is a matter for the jobs that ask for it.
+        print(f"warm-up: {error}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -206,13 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     control.set_inheritable(False)
     become_subreaper()
     try:
-        warm_up()
-    except ToolchainMissing as error:
+        loaded = load_generator(warm_up)
+    except KaasError as error:
         control.send(encode(Refused(error=error.to_record())))
         return 1
-    except KaasError as error:
-        # A family that does not lower is a matter for the jobs that ask for it.
-        print(f"warm-up: {error}", file=sys.stderr, flush=True)
     gc.collect()
     gc.freeze()  # forked children would otherwise copy pages just to mark objects
     threads = len(list(Path("/proc/self/task").iterdir()))
@@ -220,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{threads} threads after warm-up; a fork takes only one along", file=sys.stderr, flush=True)
     die_with_parent(0, options.daemon)
     control.send(encode(Ready(resident_bytes=resident_bytes(os.getpid()), threads=threads)))
-    Zygote(control, options.work_root).run()
+    Zygote(control, options.work_root, loaded).run()
     return 0
 
 

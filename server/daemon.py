@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 WORKER_RETRY_S = 30.0
 """Pause before another try when the workers cannot be started (no memory just now, say)."""
 
+READINESS_PERIOD_S = 10.0
+"""How late the health service may be about the store; about the workers it is not late at all."""
+
 REFUSED_TO_START = 2
 """Exit status when the daemon cannot start; the reason is one line on standard error."""
 
@@ -163,7 +166,7 @@ class Daemon:
         )
 
     async def readiness(self) -> dict[str, bool]:
-        """The checks behind ``/readyz``."""
+        """The checks behind ``/readyz`` and the health service's readiness."""
         return {
             "workers_warm": self._pool.is_warm,
             "store_usable": await asyncio.to_thread(_is_writable, self._store),
@@ -192,18 +195,34 @@ class Daemon:
     async def _warm_up(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._catalog.rebuild())
-            group.create_task(self._warm_workers())
+            group.create_task(self._keep_workers_warm())
+            group.create_task(self._tell_readiness())
 
-    async def _warm_workers(self) -> None:
+    async def _keep_workers_warm(self) -> None:
+        """Start them; the pool replaces a zygote that dies, but tries only once when nobody asks it."""
         while True:
             try:
                 await self._pool.start()
-                break
             except KaasError as error:
                 log.error("compile workers do not start, only cached kernels are served: %s", error)
-                await asyncio.sleep(WORKER_RETRY_S)
-        await self._grpc.set_ready(True)
-        log.info("ready: compile workers are warm")
+            await asyncio.sleep(WORKER_RETRY_S)
+
+    async def _tell_readiness(self) -> None:
+        """Have the health service say what ``/readyz`` says."""
+        told: dict[str, bool] = {}
+        while True:
+            self._pool.warmth_changed.clear()
+            checks = await self.readiness()
+            await self._grpc.set_ready(all(checks.values()))
+            if checks != told:
+                if all(checks.values()):
+                    log.info("ready: compile workers are warm and the store is usable")
+                elif told:
+                    log.warning("not ready", extra=facts(**checks))
+                told = checks
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(READINESS_PERIOD_S):
+                    await self._pool.warmth_changed.wait()
 
 
 def _is_writable(store: Store) -> bool:

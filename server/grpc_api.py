@@ -30,7 +30,7 @@ MAX_REPLY_BYTES = 512 << 20
 
 SERVICE_NAME = "kaas.v1.KernelService"
 READINESS_NAME = "kaas.ready"
-"""Health service that serves once workers are warm; the unnamed one and the service's own serve at once."""
+"""Health service that serves while ``/readyz`` does; the unnamed one and the service's own serve at once."""
 
 _OUTCOMES = {"hit": pb.OUTCOME_HIT, "compiled": pb.OUTCOME_COMPILED, "joined": pb.OUTCOME_JOINED}
 
@@ -250,7 +250,7 @@ class GrpcServer:
         await self._health.set(READINESS_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def set_ready(self, ready: bool) -> None:
-        """Workers are warm, or no longer."""
+        """Everything behind ``/readyz`` holds, or no longer does."""
         status = health_pb2.HealthCheckResponse
         await self._health.set(READINESS_NAME, status.SERVING if ready else status.NOT_SERVING)
 

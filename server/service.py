@@ -190,6 +190,7 @@ class KernelService:
             options=self.environment.options,
             limits=self._limits,
             toolchain=self.environment.toolchain,
+            generator=question.passport.generator,
         )
         log.info("compiler start", extra=facts(key=question.key[:12]))
         return await self._pool.compile(job)
