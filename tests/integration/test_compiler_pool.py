@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +18,11 @@ from support.daemon import until
 from support.fake_toolkit import FakeToolkit
 from support.twin_toolkit import Twin
 
+from kaas.compiler.generator import LOWERING_MODULES, identify_generator, modules_digest
 from kaas.compiler.process_tree import is_alive
 from kaas.compiler.twin.install import ensure_twin_home
 from kaas.proto.errors import CompileFailed, InvalidSpec, ShuttingDown, ToolchainMissing, UnknownFamily
+from kaas.proto.passport import Generator
 
 GEMM = {"family": "gemm", "m": "dynamic", "n": 96, "k": 160}
 
@@ -168,6 +172,74 @@ def test_a_toolkit_that_changed_since_it_was_described_is_refused(runner, toolki
 
     assert caught.value.details["stage"] == "toolkit"
     assert toolkit.starts() == []
+
+
+def staged_generator() -> Generator:
+    """What a daemon would expect of the staged family as it is on disk now."""
+    identity = identify_generator()
+    return Generator(
+        tilelang_version=identity.tilelang_version,
+        tilelang_native_digest=identity.native_digest,
+        templates_digest=identity.templates_digest,
+        lowering_digest=identity.lowering_digest,
+        family_digest=modules_digest(["kaas_staged"]),
+    )
+
+
+def test_a_family_edited_on_disk_counts_from_the_next_zygote_on(tmp_path, toolkit, monkeypatch):
+    source = tmp_path / "families" / "kaas_staged.py"
+    with running_pool(tmp_path) as runner:
+        monkeypatch.syspath_prepend(source.parent)
+        pool = runner.pool
+        described = staged_generator()
+        first = runner.compile(job(toolkit.home, generator=described))
+        source.write_text(source.read_text().replace("left[lane] + right[lane]", "left[lane] - right[lane]"))
+
+        # The zygote that lives has the old source in memory and is still what the key says.
+        assert runner.compile(job(toolkit.home, generator=described)).image == first.image
+
+        async def renew() -> None:
+            before = pool.zygote_pid
+            os.kill(before, signal.SIGKILL)
+            while not pool.is_warm or pool.zygote_pid == before:
+                await asyncio.sleep(0.01)
+
+        runner.run(renew())
+        starts = pool.starts, len(toolkit.starts())
+        with pytest.raises(
+            CompileFailed, match=r"daemon looked at them: generator\.family_digest "
+        ) as caught:
+            runner.compile(job(toolkit.home, generator=described))
+        assert caught.value.details["stage"] == "generator"
+        assert caught.value.details["deterministic"] is False
+        assert "restart the daemon" in caught.value.hint
+        assert (pool.starts, len(toolkit.starts())) == (starts[0] + 1, starts[1])
+
+        second = runner.compile(job(toolkit.home, generator=staged_generator()))
+        assert second.source != first.source
+
+
+def test_a_family_that_changes_while_it_is_imported_is_not_compiled_with(tmp_path):
+    runner = PoolRunner(tmp_path)
+    source = tmp_path / "families" / "kaas_staged.py"
+    source.write_text(source.read_text() + "\nopen(__file__, 'a').write('# another line\\n')\n")
+    try:
+        with pytest.raises(CompileFailed, match="while it was imported") as caught:
+            runner.run(runner.pool.start())
+        assert caught.value.details["stage"] == "generator"
+        assert not runner.pool.is_warm
+    finally:
+        runner.run(runner.pool.close())
+        runner.runner.close()
+
+
+def test_nothing_that_lowers_is_imported_before_it_is_identified():
+    show = "import sys, kaas.compiler.zygote; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+
+    imported = set(done.stdout.split())
+    assert "kaas.compiler.zygote" in imported
+    assert not imported & {*LOWERING_MODULES, "kaas.kernel_library.registry", "tilelang"}
 
 
 @pytest.mark.parametrize(

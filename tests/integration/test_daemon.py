@@ -18,7 +18,9 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.daemon import DaemonProcess, until
+from support.compiling import LENGTH
+from support.daemon import DaemonProcess, process_name, until
+from support.fake_toolkit import families_path
 
 from kaas.cache.artifact import open_artifact
 from kaas.cache.environment_file import read_environment
@@ -208,6 +210,40 @@ def test_health_tells_serving_and_ready(daemon: DaemonProcess) -> None:
             assert status == health_pb2.HealthCheckResponse.SERVING
 
 
+def kill_zygote(daemon: DaemonProcess) -> None:
+    (zygote,) = (pid for pid in daemon.children() if process_name(pid) == "kaas-zygote")
+    os.kill(zygote, signal.SIGKILL)
+
+
+def test_health_and_readyz_fall_and_rise_together(daemon: DaemonProcess, rest: httpx.Client) -> None:
+    staging, aside = daemon.store / "staging", daemon.store / "staging-aside"
+    serving, not_serving = (
+        health_pb2.HealthCheckResponse.ServingStatus.Value(n) for n in ("SERVING", "NOT_SERVING")
+    )
+
+    def checks() -> dict[str, bool]:
+        return rest.get("/readyz").json()["checks"]
+
+    with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
+        request = health_pb2.HealthCheckRequest(service="kaas.ready")
+        health = health_pb2_grpc.HealthStub(channel)
+        updates = health.Watch(request, timeout=120)
+        assert next(updates).status == serving
+        staging.rename(aside)
+        try:
+            kill_zygote(daemon)
+            assert next(updates).status == not_serving
+            assert rest.get("/readyz").status_code == 503
+            until(lambda: checks()["workers_warm"], limit_s=60, what="the next zygote")
+            assert checks() == {"workers_warm": True, "store_usable": False}
+            assert health.Check(request, timeout=60).status == not_serving
+        finally:
+            aside.rename(staging)
+        assert next(updates).status == serving
+        assert rest.get("/readyz").status_code == 200
+        updates.cancel()
+
+
 def test_the_environment_names_generation_and_toolchain(
     daemon: DaemonProcess, stub: pb_grpc.KernelServiceStub
 ) -> None:
@@ -342,6 +378,48 @@ def test_the_generation_grows_exactly_when_the_environment_changes(tmp_path: Pat
             assert environment.target.soc_name == soc_name
             seen.append(environment.generation)
         assert seen == [1, 1, 2]
+
+
+def test_a_family_upgraded_under_a_running_daemon_never_reaches_the_old_key(tmp_path: Path) -> None:
+    folder = families_path(tmp_path / "families")
+    source = folder / "kaas_staged.py"
+
+    def staged(turns: int) -> bytes:
+        return json.dumps({"family": "staged", "length": turns * LENGTH}).encode()
+
+    def stored() -> set[str]:
+        return {path.name for path in (daemon.store / "artifacts").rglob("*.kernel")}
+
+    environ = {"PYTHONPATH": str(folder)}
+    with DaemonProcess(tmp_path / "node", environ=environ, rest_address="off") as daemon:
+        with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
+            old = pb_grpc.KernelServiceStub(channel)
+            first = old.GetKernel(pb.GetKernelRequest(spec_json=staged(1)), timeout=120)
+            before = stored()
+            assert before
+            source.write_text(source.read_text() + "\n# the next release\n")
+            kill_zygote(daemon)
+            daemon.wait_ready()
+            with pytest.raises(grpc.RpcError) as refusal:
+                old.GetKernel(pb.GetKernelRequest(spec_json=staged(2)), timeout=120)
+            record = error_of(refusal.value)
+            assert record["code"] == "compile_failed"
+            assert record["details"]["stage"] == "generator"
+            assert record["details"]["fields"] == ["generator.family_digest"]
+            assert "restart the daemon" in record["hint"]
+            assert stored() == before
+            hit = old.GetKernel(pb.GetKernelRequest(spec_json=staged(1), strict=True), timeout=60)
+            assert hit.key == first.key
+        daemon.stop()
+        daemon.start()
+        with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
+            new = pb_grpc.KernelServiceStub(channel)
+            reply = new.Explain(pb.ExplainRequest(spec_json=staged(1)), timeout=60)
+            assert reply.nearest[0].key == first.key
+            assert [d.path for d in reply.nearest[0].differences] == ["generator.family_digest"]
+            second = new.GetKernel(pb.GetKernelRequest(spec_json=staged(1)), timeout=120)
+            assert second.outcome == pb.OUTCOME_COMPILED
+            assert second.key == reply.key != first.key
 
 
 def test_a_stop_while_starting_ends_without_a_banner(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.twin_launch import Twin, TwinFailure, TwinKernels, schedule
+from support.twin_launch import Twin, TwinFailure, TwinKernels
+from support.twin_toolkit import schedule
 
 from kaas.compiler.twin.install import ensure_twin_home
 
@@ -193,8 +194,8 @@ extern "C" __global__ __vector__ void random_numbers(__gm__ float* OUT) {
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> TwinKernels:
-    return Twin(ensure_twin_home(), tmp_path_factory.mktemp("simt")).compile(SOURCE, "simt_probes")
+def kernels() -> TwinKernels:
+    return Twin(ensure_twin_home()).compile(SOURCE)
 
 
 @pytest.fixture(params=["eager", "adversarial"], autouse=True)

@@ -478,8 +478,8 @@ SOURCE = (
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> TwinKernels:
-    return Twin(ensure_twin_home(), tmp_path_factory.mktemp("vector")).compile(SOURCE, "vector_probes")
+def kernels() -> TwinKernels:
+    return Twin(ensure_twin_home()).compile(SOURCE)
 
 
 def run(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.twin_launch import Twin, TwinFailure, TwinKernels, schedule
+from support.twin_launch import Twin, TwinFailure, TwinKernels
+from support.twin_toolkit import schedule
 
 from kaas.compiler.twin.install import ensure_twin_home
 
@@ -41,8 +42,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    return Twin(ensure_twin_home(), tmp_path_factory.mktemp("images"))
+def twin() -> Twin:
+    return Twin(ensure_twin_home())
 
 
 def entry_of(source: str) -> str:
@@ -82,7 +83,7 @@ def drawn(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_simd_multiply_add_is_bit_equal_to_torch(twin, sources, dtype):
     source = sources[f"multiply_add_{dtype}"]
-    kernel = twin.compile(source, f"multiply_add_{dtype}")
+    kernel = twin.compile(source)
     x, y = (drawn(LENGTH, dtype=getattr(torch, dtype), seed=seed) for seed in (1, 2))
     check(kernel, entry_of(source), [x, y, torch.zeros_like(x)], {2: x + y * y}, 0, 0)
 
@@ -90,7 +91,7 @@ def test_simd_multiply_add_is_bit_equal_to_torch(twin, sources, dtype):
 def test_simd_softmax_over_rows(twin, sources):
     source = sources["softmax"]
     x = drawn(ROWS, 64, dtype=torch.float32, seed=3) * 5
-    kernel = twin.compile(source, "softmax")
+    kernel = twin.compile(source)
     check(kernel, entry_of(source), [x, torch.zeros_like(x)], {1: torch.softmax(x, -1)}, 1e-6, 1e-9)
 
 
@@ -98,7 +99,7 @@ def test_simd_bf16_through_float_parts(twin, sources):
     source = sources["scale_bf16"]
     x = drawn(LENGTH, dtype=torch.bfloat16, seed=4)
     expected = (x.float() * torch.tensor(0.3)).bfloat16()
-    check(twin.compile(source, "scale_bf16"), entry_of(source), [x, torch.zeros_like(x)], {1: expected}, 0, 0)
+    check(twin.compile(source), entry_of(source), [x, torch.zeros_like(x)], {1: expected}, 0, 0)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float16", 2e-3)])
@@ -106,7 +107,7 @@ def test_simt_gate(twin, sources, dtype, tolerance):
     source = sources[f"gate_{dtype}"]
     x, g = (drawn(LENGTH, dtype=getattr(torch, dtype), seed=seed) for seed in (5, 6))
     expected = x.float() * torch.sigmoid(g.float())
-    kernel = twin.compile(source, f"gate_{dtype}")
+    kernel = twin.compile(source)
     check(kernel, entry_of(source), [g, x, torch.zeros_like(x)], {2: expected}, tolerance, tolerance)
 
 
@@ -116,7 +117,7 @@ def test_simt_rmsnorm_with_a_reducer(twin, sources, dtype, relative):
     x = drawn(ROWS, HIDDEN, dtype=getattr(torch, dtype), seed=7)
     w = drawn(HIDDEN, dtype=getattr(torch, dtype), seed=8)
     exact = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-6) * w.double()
-    kernel = twin.compile(source, f"rmsnorm_{dtype}")
+    kernel = twin.compile(source)
     check(kernel, entry_of(source), [w, x, torch.zeros_like(x)], {2: exact}, relative, 1e-6)
 
 
@@ -126,7 +127,7 @@ def test_simt_row_scaling_to_fp8(twin, sources):
     scale = (x.abs().amax(-1, keepdim=True) / 448).expand(ROWS, 8).contiguous()
     q = torch.zeros(ROWS, FP8_HIDDEN, dtype=torch.uint8).view(torch.float8_e4m3fn)
     expected = (x / scale[:, :1]).to(torch.float8_e4m3fn)
-    kernel = twin.compile(source, "fp8_rows")
+    kernel = twin.compile(source)
     for name, seed in SCHEDULES:
         q.view(torch.uint8).zero_()
         s = torch.zeros_like(scale)
@@ -142,7 +143,7 @@ def test_a_missing_flag_before_the_store_shows_in_adversarial_order(twin, source
         r"asc_sync_(?:notify|wait)\(PIPE_V, PIPE_MTE3, [^;]*;", "", sources["multiply_add_float32"]
     )
     assert removed >= 2
-    kernel = twin.compile(source, "unsynchronised")
+    kernel = twin.compile(source)
     x, y = (drawn(LENGTH, dtype=torch.float32, seed=seed) for seed in (1, 2))
     z = torch.zeros_like(x)
     wrong = 0

@@ -99,7 +99,7 @@ class DaemonProcess:
         return self
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
-        """Wait until the health service says that workers are warm."""
+        """Wait until the health service says that workers are warm and the store is usable."""
         import grpc
         from grpc_health.v1 import health_pb2, health_pb2_grpc
 

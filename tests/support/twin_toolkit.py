@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,14 +51,18 @@ def bf16(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def pack(arguments: Sequence[np.ndarray | int]) -> bytes:
-    """Launch arguments at natural alignment: arrays as addresses, numbers as int32."""
+def pack(arguments: Sequence[Any]) -> bytes:
+    """At natural alignment: arrays and tensors as addresses, ints as int32, floats as fp32; whole 8 bytes."""
     packed = b""
     for argument in arguments:
-        if isinstance(argument, np.ndarray):
-            packed += b"\0" * (-len(packed) % 8) + struct.pack("<Q", argument.ctypes.data)
+        if isinstance(argument, int):
+            field = struct.pack("<i", argument)
+        elif isinstance(argument, float):
+            field = struct.pack("<f", argument)
         else:
-            packed += struct.pack("<i", argument)
+            address = argument.ctypes.data if isinstance(argument, np.ndarray) else argument.data_ptr()
+            field = struct.pack("<Q", address)
+        packed += b"\0" * (-len(packed) % len(field)) + field
     return packed + b"\0" * (-len(packed) % 8)
 
 
@@ -102,9 +107,7 @@ class Twin:
         if done.returncode != 0:
             raise CompileError(done.stderr)
 
-    def run(
-        self, image: bytes, blocks: int, *arguments: np.ndarray | int, entry: str = "kernel_under_test"
-    ) -> None:
+    def run(self, image: bytes, blocks: int, *arguments: Any, entry: str = "kernel_under_test") -> None:
         """Launch once on a stream of its own and wait; raises DeviceError."""
         binary = self.runtime.load(image)
         stream = self.runtime.create_stream()
@@ -116,7 +119,7 @@ class Twin:
             self.runtime.destroy_stream(stream)
             self.runtime.unload(binary)
 
-    def failure(self, source: str, blocks: int, *arguments: np.ndarray | int) -> str:
+    def failure(self, source: str, blocks: int, *arguments: Any) -> str:
         """Text of the error that a launch of this source ends with."""
         image = self.compile(source)
         try:

@@ -1,0 +1,82 @@
+"""What a worker has imported against what a job expects: equal, or refused by the names of the fields."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+import pytest
+
+from kaas.compiler.generator import GeneratorIdentity, templates_digest
+from kaas.compiler.loaded_generator import LoadedGenerator, differing_fields
+from kaas.kernel_library.registry import families
+from kaas.proto.errors import CompileFailed
+from kaas.proto.passport import Generator
+
+families()  # as in a zygote, they are all imported before the modules are noted
+
+EXPECTED = Generator(
+    tilelang_version="0.1.15",
+    tilelang_native_digest="1" * 64,
+    templates_digest="2" * 64,
+    lowering_digest="3" * 64,
+    family_digest="4" * 64,
+)
+LOADED = LoadedGenerator(
+    identity=GeneratorIdentity(
+        tilelang_version="0.1.15",
+        native_digest="1" * 64,
+        templates_digest="2" * 64,
+        lowering_digest="3" * 64,
+    ),
+    family_digests={"gemm": "4" * 64, "rmsnorm": "5" * 64},
+    modules=frozenset(sys.modules),
+)
+
+
+def test_the_same_generator_differs_in_nothing():
+    assert differing_fields(EXPECTED, LOADED, "gemm") == []
+
+
+@pytest.mark.parametrize("field", Generator.__struct_fields__)
+def test_every_field_counts_and_is_named(field):
+    other = msgspec.structs.replace(EXPECTED, **{field: "other"})
+
+    assert differing_fields(other, LOADED, "gemm") == [f"generator.{field}"]
+
+
+@pytest.mark.parametrize("family", ["rmsnorm", "gone"])
+def test_the_digest_is_that_of_the_jobs_own_family(family):
+    assert differing_fields(EXPECTED, LOADED, family) == ["generator.family_digest"]
+
+
+def test_a_refusal_names_fields_and_remedy_and_is_no_property_of_the_spec():
+    on_disk = msgspec.structs.replace(EXPECTED, templates_digest=templates_digest(), lowering_digest="other")
+
+    with pytest.raises(CompileFailed, match=r"sources of gemm .*: generator\.lowering_digest ") as caught:
+        LOADED.refuse_unless(on_disk, "gemm")
+
+    assert "restart the daemon" in caught.value.hint
+    assert caught.value.details == {
+        "stage": "generator",
+        "deterministic": False,
+        "fields": ["generator.lowering_digest"],
+    }
+
+
+def test_templates_count_as_they_are_on_disk():
+    with pytest.raises(CompileFailed) as caught:
+        LOADED.refuse_unless(EXPECTED, "gemm")
+    assert caught.value.details["fields"] == ["generator.templates_digest"]
+
+    LOADED.refuse_unless(msgspec.structs.replace(EXPECTED, templates_digest=templates_digest()), "gemm")
+
+
+def test_a_part_of_tilelang_imported_since_has_everything_looked_at_again(monkeypatch):
+    on_disk = msgspec.structs.replace(EXPECTED, templates_digest=templates_digest())
+    monkeypatch.setitem(sys.modules, "tilelang.imported_by_a_builder", sys)
+
+    with pytest.raises(CompileFailed) as caught:
+        LOADED.refuse_unless(on_disk, "gemm")
+
+    assert "generator.tilelang_native_digest" in caught.value.details["fields"]
