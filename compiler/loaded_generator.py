@@ -49,8 +49,8 @@ class LoadedGenerator:
         """Templates are read by every device compile, so they count as they are on disk. So does everything
         once lowering has imported another piece of it; that costs 0.1 s and the warm-up leaves nothing to
         import for the built-in families."""
-        packages = _GENERATOR_PACKAGES | {_package(module) for module in _family_modules()}
-        if any(_package(module) in packages for module in sys.modules.keys() - self.modules):
+        since = sys.modules.keys() - self.modules
+        if since & _family_modules() or any(m.partition(".")[0] in _GENERATOR_PACKAGES for m in since):
             return _identified()
         return replace(self, identity=replace(self.identity, templates_digest=templates_digest()))
 
@@ -124,10 +124,6 @@ def _family_modules() -> set[str]:
     from kaas.kernel_library.registry import families
 
     return {module for family in families().values() for module in (family.module, *family.sources)}
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
 
 
 def _changed(message: str, **details: list[str]) -> CompileFailed:

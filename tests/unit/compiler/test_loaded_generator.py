@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import msgspec
@@ -12,8 +13,6 @@ from kaas.compiler.loaded_generator import LoadedGenerator, differing_fields
 from kaas.kernel_library.registry import families
 from kaas.proto.errors import CompileFailed
 from kaas.proto.passport import Generator
-
-families()  # as in a zygote, they are all imported before the modules are noted
 
 EXPECTED = Generator(
     tilelang_version="0.1.15",
@@ -30,8 +29,14 @@ LOADED = LoadedGenerator(
         lowering_digest="3" * 64,
     ),
     family_digests={"gemm": "4" * 64, "rmsnorm": "5" * 64},
-    modules=frozenset(sys.modules),
 )
+
+
+@pytest.fixture
+def loaded() -> LoadedGenerator:
+    """As in a zygote: all families are imported before the modules are noted."""
+    families()
+    return dataclasses.replace(LOADED, modules=frozenset(sys.modules))
 
 
 def test_the_same_generator_differs_in_nothing():
@@ -50,11 +55,11 @@ def test_the_digest_is_that_of_the_jobs_own_family(family):
     assert differing_fields(EXPECTED, LOADED, family) == ["generator.family_digest"]
 
 
-def test_a_refusal_names_fields_and_remedy_and_is_no_property_of_the_spec():
+def test_a_refusal_names_fields_and_remedy_and_is_no_property_of_the_spec(loaded):
     on_disk = msgspec.structs.replace(EXPECTED, templates_digest=templates_digest(), lowering_digest="other")
 
     with pytest.raises(CompileFailed, match=r"sources of gemm .*: generator\.lowering_digest ") as caught:
-        LOADED.refuse_unless(on_disk, "gemm")
+        loaded.refuse_unless(on_disk, "gemm")
 
     assert "restart the daemon" in caught.value.hint
     assert caught.value.details == {
@@ -64,19 +69,19 @@ def test_a_refusal_names_fields_and_remedy_and_is_no_property_of_the_spec():
     }
 
 
-def test_templates_count_as_they_are_on_disk():
+def test_templates_count_as_they_are_on_disk(loaded):
     with pytest.raises(CompileFailed) as caught:
-        LOADED.refuse_unless(EXPECTED, "gemm")
+        loaded.refuse_unless(EXPECTED, "gemm")
     assert caught.value.details["fields"] == ["generator.templates_digest"]
 
-    LOADED.refuse_unless(msgspec.structs.replace(EXPECTED, templates_digest=templates_digest()), "gemm")
+    loaded.refuse_unless(msgspec.structs.replace(EXPECTED, templates_digest=templates_digest()), "gemm")
 
 
-def test_a_part_of_tilelang_imported_since_has_everything_looked_at_again(monkeypatch):
+def test_a_part_of_tilelang_imported_since_has_everything_looked_at_again(loaded, monkeypatch):
     on_disk = msgspec.structs.replace(EXPECTED, templates_digest=templates_digest())
     monkeypatch.setitem(sys.modules, "tilelang.imported_by_a_builder", sys)
 
     with pytest.raises(CompileFailed) as caught:
-        LOADED.refuse_unless(on_disk, "gemm")
+        loaded.refuse_unless(on_disk, "gemm")
 
     assert "generator.tilelang_native_digest" in caught.value.details["fields"]
