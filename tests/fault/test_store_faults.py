@@ -67,8 +67,7 @@ def test_kills_while_publishing_leave_whole_artifacts_and_nothing_else(tmp_path:
             index.rebuild(store, summary)
             assert len(index) == len(found)
             index.close()
-            environment = read_environment(root)
-            assert environment is not None or not announced
+            assert read_environment(root) is not None
         number += len(fresh) + 1
     assert len(announced) > rounds, "the kills came before anything was published"
 
@@ -205,8 +204,9 @@ def test_a_write_that_stops_half_way_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 def test_another_user_can_read_and_cannot_write(tmp_path: Path) -> None:
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory.stat().st_mode & 0o005 != 0o005:
+            directory.chmod(0o755)
     root = tmp_path / "store"
     kernel = passport(1)
     with Store.open(root) as store:

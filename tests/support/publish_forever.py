@@ -21,6 +21,7 @@ from kaas.cache.store import Store
 def main(root: Path, number: int) -> None:
     store = Store.open(root)
     index = KernelIndex(root)
+    publish_environment(root, environment(generation=number))
     print("open", flush=True)
     while True:
         kernel = passport(number)
