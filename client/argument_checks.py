@@ -49,6 +49,8 @@ class TensorCheck:
             raise self._refusal("is not contiguous", "row-major contiguous memory; call .contiguous()")
         if at != place:
             raise self._refusal(f"is on {at}", f"a tensor on {place}")
+        if not pointer and 0 not in shape:
+            raise self._refusal("has no memory", "a tensor with storage")
         alignment = self.parameter.alignment
         if pointer % alignment and (not is_array or pointer % HOST_ARRAY_ALIGNMENT):
             raise self._refusal(
@@ -56,7 +58,9 @@ class TensorCheck:
                 f"{alignment}-byte aligned memory; call .clone() or .copy()",
             )
         if self.written and not writable:
-            raise self._refusal("is read-only", "an array that may be written")
+            raise self._refusal(
+                "is read-only or requires a gradient", "memory that may be written behind autograd's back"
+            )
         return pointer, math.prod(shape) * self._element_bytes
 
     def _bind_shape(self, shape: tuple[int, ...], symbols: list[int]) -> None:

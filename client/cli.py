@@ -47,6 +47,23 @@ def _link(socket: Path | None) -> DaemonLink:
     return DaemonLink(socket or default_socket())
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from kaas import __version__
+
+        print(f"kaas {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before a command."""
+
+
 @app.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
@@ -230,9 +247,9 @@ def families(json: Json = False) -> None:
     for name, family in sorted(registry.families().items()):
         schema = registry.json_schema(family.spec_type)
         required = set(schema.get("required", []))
-        fields = [field if field in required else f"[{field}]" for field in schema["properties"]]
+        fields = [field if field in required else f"({field})" for field in schema["properties"]]
         rows.append((name, family.summary, " ".join(field for field in fields if field != "family")))
-    print_table(("family", "what", "fields ([optional])"), rows)
+    print_table(("family", "what", "fields, (optional)"), rows)
 
 
 @app.command()

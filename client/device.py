@@ -69,7 +69,7 @@ class Device:
         ``stream`` is ``None`` (the current one), a raw ACL stream, or a torch_npu stream.
         """
         raw = getattr(stream, "npu_stream", stream)
-        if raw is not None and type(raw) is not int:
+        if raw is not None and (type(raw) is not int or raw < 0):
             raise InvalidArgument(
                 f"stream is a {type(stream).__qualname__}",
                 argument="stream",

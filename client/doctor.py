@@ -37,6 +37,7 @@ def examine(store: Path, socket: Path) -> list[Finding]:
     environment = _environment(store)
     return [
         *_packages(),
+        *_families(),
         *_toolkit(),
         *_directories(),
         *_daemon(socket),
@@ -60,6 +61,14 @@ def _packages() -> Iterator[Finding]:
             )
         else:
             yield Finding("ok", role, ", ".join(packages))
+
+
+def _families() -> Iterator[Finding]:
+    from kaas.kernel_library.registry import broken_families, families
+
+    for entry, reason in broken_families().items():
+        yield Finding("fail", "kernel family", f"{entry}: {reason}", "repair or uninstall that package")
+    yield Finding("ok", "kernel families", ", ".join(sorted(families())))
 
 
 def _is_installed(name: str) -> bool:

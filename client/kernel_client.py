@@ -12,6 +12,7 @@ from kaas.client.store_reader import StoreReader
 from kaas.proto.errors import (
     ArtifactDamaged,
     DeadlineExceeded,
+    InvalidArgument,
     KaasError,
     PermissionDenied,
     StoreUnavailable,
@@ -35,6 +36,9 @@ Question = tuple["KernelSpec", str | None]
 
 _ORIGINS: dict[int, Origin] = {1: "hit", 2: "compiled", 3: "joined"}
 """By the wire's Outcome."""
+
+
+_FOR_EVER_S = 366 * 86400.0
 
 
 class _Flight:
@@ -120,6 +124,7 @@ class KernelClient:
         Raises what the daemon raised, :class:`DaemonUnavailable`, or :class:`DeadlineExceeded` after
         ``timeout`` seconds.
         """
+        timeout = _checked_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else deadline - time.monotonic()
@@ -176,3 +181,16 @@ class KernelClient:
             )
         artifact = Artifact(reply.artifact, expected_key=reply.key, origin="the daemon's reply")
         return artifact, _ORIGINS.get(outcome, "hit")
+
+
+def _checked_timeout(timeout: float | None) -> float | None:
+    """Seconds, or ``None`` for ever, which is also what more than a year means (gRPC knows no longer one)."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise InvalidArgument(
+            f"timeout is {timeout!r}; legal: seconds from 0, or None for no limit",
+            argument="timeout",
+            legal="seconds from 0, or None",
+        )
+    return float(timeout) if timeout < _FOR_EVER_S else None

@@ -31,13 +31,13 @@ def follow(link: DaemonLink, entries: Sequence[Entry], label: str, as_json: bool
         last = _show_bar(events, entries)
     else:
         last = _print_lines(events, entries)
-    if last is None or not last.finished:
+    if last is None or not last.finished or last.ready + last.failed < last.total:
         raise DaemonUnavailable(
             "the daemon ended the job before it was done", hint="run it again; it goes on"
         )
     if not as_json:
         print(f"{last.ready} of {last.total} kernels are warm, {last.failed} failed")
-    return exit_status.FAILED if last.failed else 0
+    return 0 if last.ready == last.total else exit_status.FAILED
 
 
 def _print_events(events: Iterator[pb.PrewarmEvent], entries: Sequence[Entry]) -> pb.PrewarmEvent | None:

@@ -64,7 +64,8 @@ def _read_torch(tensor: Any) -> Facts:
             tensor.is_contiguous(),
             _places.get(device) or _name_place(device),
             False,
-            True,
+            # Autograd does not see what a kernel writes: gradients would vanish without a word.
+            not tensor.requires_grad,
         )
     except RuntimeError as error:
         raise Unreadable(str(error).splitlines()[0]) from None

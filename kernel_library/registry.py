@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import pkgutil
 import re
 from collections.abc import Mapping
@@ -27,16 +28,39 @@ from kaas.proto.errors import InvalidConfig, InvalidSpec, UnknownFamily
 
 ENTRY_POINT_GROUP = "kaas.families"
 
+MAX_SPEC_BYTES = 64 << 10
+"""Far beyond any real spec; more is refused before it costs anybody time."""
+
+_LOG = logging.getLogger(__name__)
+
+
+def families() -> Mapping[str, Family]:
+    """All usable families by name. Raises :class:`InvalidConfig` when two claim one name."""
+    return _discovered()[0]
+
+
+def broken_families() -> Mapping[str, str]:
+    """Entry points of other packages that cannot be used, with the reason of each."""
+    return _discovered()[1]
+
 
 @functools.cache
-def families() -> Mapping[str, Family]:
-    """All families by name. Raises :class:`InvalidConfig` when two claim one name."""
+def _discovered() -> tuple[dict[str, Family], dict[str, str]]:
     found: dict[str, Family] = {}
+    broken: dict[str, str] = {}
     for module in pkgutil.iter_modules(builtin_families.__path__):
         _add(found, importlib.import_module(f"{builtin_families.__name__}.{module.name}").FAMILY)
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        _add(found, entry.load())
-    return found
+        try:
+            family = entry.load()
+            if not isinstance(family, Family):
+                raise TypeError(f"it is a {type(family).__name__}, not a Family")
+        except Exception as error:  # another package's mistake must not take this node's kernels away
+            broken[f"{entry.name} = {entry.value}"] = f"{type(error).__name__}: {error}"
+            _LOG.warning("kernel family %s = %s cannot be used: %s", entry.name, entry.value, error)
+        else:
+            _add(found, family)
+    return found, broken
 
 
 def _add(found: dict[str, Family], family: Family) -> None:
@@ -53,8 +77,11 @@ def family_named(name: Any) -> Family:
     known = families()
     if isinstance(name, str) and name in known:
         return known[name]
-    near = difflib.get_close_matches(str(name), known, n=3)
-    suggestion = f"; did you mean {', '.join(near)}?" if near else ""
+    name = name[:80] if isinstance(name, str) else f"({type(name).__name__})"
+    near = difflib.get_close_matches(name, known, n=3)
+    suggestion = f"; did you mean {', '.join(near)}?" if near else f"; legal: {', '.join(sorted(known))}"
+    for entry, reason in broken_families().items():
+        suggestion += f"; the family {entry} cannot be used: {reason}"
     raise UnknownFamily(
         f"no kernel family is named {name!r}{suggestion}",
         field="family",
@@ -69,9 +96,15 @@ def parse_spec(record: bytes | str | Mapping[str, Any]) -> KernelSpec:
     Raises :class:`InvalidSpec` (or :class:`UnknownFamily`) naming the field and what is legal there.
     """
     if isinstance(record, (bytes, str)):
+        if len(record) > MAX_SPEC_BYTES:
+            raise InvalidSpec(
+                f"the spec has {len(record)} bytes; legal: at most {MAX_SPEC_BYTES}",
+                field="spec",
+                legal=f"at most {MAX_SPEC_BYTES} bytes",
+            )
         try:
             record = msgspec.json.decode(record)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise InvalidSpec(
                 f"the spec is not valid JSON: {error}", field="spec", legal="a JSON object"
             ) from None
@@ -103,7 +136,10 @@ def _explain(error: msgspec.ValidationError, spec_type: type[KernelSpec]) -> Inv
     name = ".".join(path) or "spec"
     legal = _legal_values(_schema_at(schema, path))
     choices = ", ".join(map(str, legal)) if isinstance(legal, list) else legal
-    message = f"{name}: {'is missing' if missing else reason}" + (f"; legal: {choices}" if choices else "")
+    if missing:
+        reason = "is missing"
+    reason = re.sub(r"^Invalid enum value (.*)$", r"is \1", reason)
+    message = f"{name}: {reason}" + (f"; legal: {choices}" if choices else "")
     return InvalidSpec(message, field=name, legal=legal)
 
 

@@ -27,7 +27,46 @@ Dim = Annotated[int, within(1, 2**31 - 1)] | Literal["dynamic"]
 """A dimension that is fixed at compile time, or ``"dynamic"``: bound at launch."""
 
 
-class KernelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="family"):
+def shown(value: Any) -> str:
+    """``value`` for an error message: short, whatever somebody passed."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:80]}... ({len(text)} characters)"
+
+
+class _SpecMeta(msgspec.StructMeta):
+    """Makes a wrong keyword an :class:`InvalidSpec` instead of a bare ``TypeError``."""
+
+    def __call__(cls, *positional: Any, **fields: Any) -> Any:
+        try:
+            return super().__call__(*positional, **fields)
+        except TypeError:
+            declared = msgspec.structs.fields(cls)  # type: ignore[arg-type]  # every class of ours is a struct
+            names = [field.name for field in declared]
+            required = [field.name for field in declared if field.required]
+            if positional:
+                raise InvalidSpec(f"{cls.__name__} takes keywords only", field="spec", legal=names) from None
+            for name in fields:
+                if name not in names:
+                    message = f"{cls.__name__} has no field {name!r}; legal: {', '.join(names)}"
+                    raise InvalidSpec(message, field=name, legal=names) from None
+            for name in required:
+                if name not in fields:
+                    message = f"{cls.__name__} needs the field {name!r}"
+                    raise InvalidSpec(message, field=name, legal=names) from None
+            raise
+
+
+class KernelSpec(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    tag_field="family",
+    metaclass=_SpecMeta,
+):
     """Base of all specs. A subclass sets ``tag=<family name>`` and checks itself in ``__post_init__``.
 
     The checks run on construction and on decoding alike, and raise :class:`InvalidSpec` with the field and
@@ -58,7 +97,7 @@ def require_one_of(value: Any, field: str, legal: Sequence[Any]) -> None:
     """Raise :class:`InvalidSpec` unless ``value`` is one of ``legal`` (type and value)."""
     if not any(type(value) is type(choice) and value == choice for choice in legal):
         choices = ", ".join(map(str, legal))
-        raise InvalidSpec(f"{field} is {value!r}; legal values: {choices}", field=field, legal=legal)
+        raise InvalidSpec(f"{field} is {shown(value)}; legal values: {choices}", field=field, legal=legal)
 
 
 def require_int(value: Any, field: str, low: int, high: int, multiple_of: int = 1) -> None:
@@ -67,16 +106,22 @@ def require_int(value: Any, field: str, low: int, high: int, multiple_of: int = 
         legal = f"an integer from {low} to {high}" + (
             f", a multiple of {multiple_of}" if multiple_of > 1 else ""
         )
-        raise InvalidSpec(f"{field} is {value!r}; legal: {legal}", field=field, legal=legal)
+        raise InvalidSpec(f"{field} is {_given(value)}; legal: {legal}", field=field, legal=legal)
 
 
 def require_dim(value: Any, field: str, high: int = KernelSpec.MAX_EXTENT) -> None:
     """Raise :class:`InvalidSpec` unless ``value`` is a positive int up to ``high`` or ``"dynamic"``."""
-    if value == DYNAMIC:
+    if isinstance(value, str) and value == DYNAMIC:
         return
     if type(value) is not int or not 1 <= value <= high:
         legal = f'an integer from 1 to {high}, or "{DYNAMIC}"'
-        raise InvalidSpec(f"{field} is {value!r}; legal: {legal}", field=field, legal=legal)
+        raise InvalidSpec(f"{field} is {_given(value)}; legal: {legal}", field=field, legal=legal)
+
+
+def _given(value: Any) -> str:
+    """``value``, with advice for NumPy's and torch's own integers, which print like ints and are none."""
+    is_foreign = type(value) is not int and not isinstance(value, bool) and hasattr(value, "__index__")
+    return shown(value) + (f" (pass int({shown(value)}))" if is_foreign else "")
 
 
 def require_bool(value: Any, field: str) -> None:
@@ -90,4 +135,4 @@ def require_float(value: Any, field: str, low: float, high: float) -> None:
     is_negative_zero = type(value) is float and value == 0.0 and math.copysign(1.0, value) < 0
     if type(value) is not float or not low <= value <= high or is_negative_zero:
         legal = f"a float from {low} to {high}"
-        raise InvalidSpec(f"{field} is {value!r}; legal: {legal}", field=field, legal=legal)
+        raise InvalidSpec(f"{field} is {shown(value)}; legal: {legal}", field=field, legal=legal)

@@ -84,6 +84,8 @@ def target_named(soc_name: str) -> Target:
 
     Raises :class:`UnsupportedTarget` with near matches, or the reason a known part is not supported.
     """
+    if not isinstance(soc_name, str) or len(soc_name) > 80:
+        raise UnsupportedTarget("a SoC name is a short string such as Ascend950PR_9579", field="soc_name")
     folded = soc_name.strip().casefold()
     target = _BY_FOLDED_NAME.get(folded)
     if target is not None:
@@ -96,7 +98,7 @@ def target_named(soc_name: str) -> Target:
             arch=arch,
         )
     near = _near(folded)
-    suggestion = f"; did you mean {', '.join(near)}?" if near else ""
+    suggestion = f"; did you mean {', '.join(near)}?" if near else f"; legal: {', '.join(sorted(TARGETS))}"
     raise UnsupportedTarget(
         f"unknown SoC name {soc_name!r}{suggestion}", field="soc_name", near=near, legal=sorted(TARGETS)
     )

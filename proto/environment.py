@@ -54,7 +54,8 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         digest = self.family_digests.get(family)
         if digest is None:
             raise UnknownFamily(
-                f"this node knows no kernel family {family!r}",
+                f"this node's daemon knows no kernel family {family!r}",
+                hint="restart the daemon if the family was installed after it had started",
                 field="family",
                 legal=sorted(self.family_digests),
             )

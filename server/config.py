@@ -24,6 +24,7 @@ ENVIRONMENT_PREFIX = "KAAS_"
 UNIX_PATH_LIMIT = 107
 """Bytes that a Unix socket's path may have on Linux (``sun_path`` less its terminator)."""
 
+MAX_SIZE_BYTES = 1 << 50
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40} | {
     f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)
@@ -174,7 +175,10 @@ def _bytes(name: str, text: str, source: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise _refusal(name, text, source, "a size such as 8GiB, 512MiB or a number of bytes")
-    return int(float(match.group(1)) * _UNITS[(match.group(2) or "").upper()])
+    size = float(match.group(1)) * _UNITS[(match.group(2) or "").upper()]
+    if size > MAX_SIZE_BYTES:
+        raise _refusal(name, text[:80], source, f"at most {MAX_SIZE_BYTES} bytes")
+    return int(size)
 
 
 def parse_address(text: str) -> Address | None:
@@ -284,8 +288,8 @@ _CHECKS: dict[str, Callable[[Any, Config], str | None]] = {
     "workers": _between(1, 1024),
     "queue_limit": _between(1, 1_000_000),
     "compile_wall_limit_s": _between(0.1, 86_400),
-    "compile_memory_limit_bytes": _between(64 << 20, 1 << 50),
+    "compile_memory_limit_bytes": _between(64 << 20, MAX_SIZE_BYTES),
     "zygote_max_jobs": _between(1, 1_000_000),
-    "zygote_max_rss_bytes": _between(64 << 20, 1 << 50),
+    "zygote_max_rss_bytes": _between(64 << 20, MAX_SIZE_BYTES),
     "shutdown_grace_s": _between(0.1, 600),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -18,7 +18,7 @@ from kaas.server.catalog import Catalog
 from kaas.server.prewarm import PrewarmJobs
 from kaas.server.rest_kernels import add_kernel_routes
 from kaas.server.rest_node import Readiness, add_node_routes
-from kaas.server.rest_parameters import PROBLEMS
+from kaas.server.rest_parameters import PROBLEMS, refuse_unknown_parameters
 from kaas.server.rest_prewarm import add_prewarm_routes
 from kaas.server.service import KernelService
 from kaas.server.status import (
@@ -43,6 +43,7 @@ def create_app(
         redoc_url=None,
         responses=PROBLEMS,
         redirect_slashes=False,
+        dependencies=[Depends(refuse_unknown_parameters)],
     )
     app.state.jobs = jobs
     _add_error_handlers(app)

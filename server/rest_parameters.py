@@ -7,7 +7,8 @@ import binascii
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Request
+from fastapi.routing import APIRoute
 
 import kaas.server.rest_models as bodies
 from kaas.proto.errors import InvalidRequest
@@ -40,6 +41,17 @@ _PROBLEM: dict[str, Any] = {
     },
 }
 PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": _PROBLEM, "5XX": _PROBLEM}
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """A misspelt filter must not silently list everything."""
+    route = request.scope.get("route")
+    if not isinstance(route, APIRoute):
+        return
+    known = {parameter.alias for parameter in route.dependant.query_params}
+    for name in request.query_params:
+        if name not in known:
+            raise InvalidRequest(f"there is no parameter {name[:80]!r}", field=name[:80], legal=sorted(known))
 
 
 def page_of(items: Sequence[Item], size: int, token: str) -> tuple[Sequence[Item], str, int]:

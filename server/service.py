@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kaas.cache.artifact import encode_artifact
+from kaas.cache.artifact import Artifact, encode_artifact
+from kaas.cache.environment_file import publish_environment, read_environment
 from kaas.cache.store import Store
 from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
 from kaas.compiler.pool import CompilerPool
@@ -133,8 +134,8 @@ class KernelService:
     async def _load(self, key: KernelKey) -> Kernel | None:
         """The stored kernel, verified; a damaged or unreadable one is a miss."""
         try:
-            artifact = await asyncio.to_thread(self._store.load, key)
-        except (StoreUnavailable, PermissionDenied) as trouble:
+            artifact = await asyncio.to_thread(self._look_up, key)
+        except (StoreFull, StoreUnavailable, PermissionDenied) as trouble:
             log.warning("store trouble counts as a miss: %s", trouble, extra=facts(key=key[:12]))
             return None
         if artifact is None:
@@ -147,6 +148,14 @@ class KernelService:
                 compile_seconds=artifact.compile_seconds,
                 was_compiled=False,
             )
+
+    def _look_up(self, key: KernelKey) -> Artifact | None:
+        root = self._store.root
+        # Clients find kernels by it when we are down; whoever removed or damaged it must not cost them that.
+        if read_environment(root) != self.environment:
+            log.warning("environment.json was lost or changed, and is published again")
+            publish_environment(root, self.environment)
+        return self._store.load(key)
 
     async def _build(self, question: Question) -> Kernel:
         # The kernel may have landed between the caller's look into the store and this flight.

@@ -27,8 +27,8 @@ from kaas.proto.target import Target
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
 """Legal inputs, and legal outputs of each: the accumulator is fp32 and can be rounded to any of them."""
 
-MAX_EXTENT = 2**26
-"""Keeps byte strides of one row within 32 bits."""
+MAX_EXTENT = 2**22
+"""Of a constant extent: 256 rows of a tile then span fewer than 2^31 elements, as TileLang's literals must."""
 
 GemmDim = Annotated[int, within(1, MAX_EXTENT)] | Literal["dynamic"]
 
@@ -83,7 +83,11 @@ class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
         require_bool(self.accumulate, "accumulate")
         require_bool(self.alpha, "alpha")
         if self.tile is not None and not isinstance(self.tile, GemmTile):
-            raise InvalidSpec("tile is not a GemmTile", field="tile", legal="a GemmTile or null")
+            raise InvalidSpec(
+                "tile is not a kaas.GemmTile(block_m=..., block_n=..., block_k=...)",
+                field="tile",
+                legal="a GemmTile or null",
+            )
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""

@@ -460,3 +460,20 @@ def test_rest_can_be_a_unix_socket_or_off(tmp_path: Path) -> None:
         assert not (tmp_path / "r.sock").exists()
     with DaemonProcess(tmp_path / "b", rest_address="off") as daemon:
         assert "REST" not in daemon.banner
+
+
+def test_a_lost_environment_file_is_published_again_at_the_next_request(
+    daemon: DaemonProcess, stub: pb_grpc.KernelServiceStub, cached: str
+) -> None:
+    published = daemon.store / "environment.json"
+    before = published.read_bytes()
+    for damage in (published.unlink, lambda: published.write_bytes(b"{")):
+        damage()
+        assert stub.GetKernel(pb.GetKernelRequest(spec_json=gemm(64)), timeout=120).key == cached
+        assert published.read_bytes() == before
+
+
+def test_rest_refuses_parameters_that_it_does_not_have(rest: httpx.Client) -> None:
+    answer = rest.get("/v1/kernels", params={"limit": "1"})
+    assert answer.status_code == 400
+    assert "page_size" in answer.json()["legal"]

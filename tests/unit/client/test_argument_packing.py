@@ -279,3 +279,15 @@ def test_subclasses_of_tensors_are_tensors() -> None:
     arguments = gemm_tensors()
     arguments[1] = torch.nn.Parameter(arguments[1])
     assert packed(gemm(), *arguments)
+
+
+def test_an_output_that_autograd_watches_is_refused() -> None:
+    arguments = gemm_tensors()
+    arguments[2].requires_grad_()
+    assert "gradient" in refusal(gemm(), *arguments).message
+
+
+def test_a_tensor_without_storage_is_refused() -> None:
+    arguments = gemm_tensors()
+    arguments[0].untyped_storage().resize_(0)
+    assert "no memory" in refusal(gemm(), *arguments).message

@@ -13,6 +13,7 @@ from support.client_store import PublishedStore
 from kaas import (
     DaemonUnavailable,
     GemmSpec,
+    InvalidArgument,
     InvalidSpec,
     RmsNormSpec,
     StrictMiss,
@@ -147,3 +148,15 @@ def test_a_new_environment_gives_new_keys(store: PublishedStore, tmp_path: Path)
     assert get_kernel(SPEC) is before
     api.forget()
     assert get_kernel(SPEC).passport.options == ("-O3",)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "5", True])
+def test_a_timeout_that_is_none_is_refused_by_name(store: PublishedStore, timeout: object) -> None:
+    with pytest.raises(InvalidArgument, match="timeout"):
+        get_kernel(SPEC, timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, None])
+def test_an_endless_timeout_is_no_deadline(store: PublishedStore, timeout: float | None) -> None:
+    with pytest.raises(DaemonUnavailable):
+        get_kernel(SPEC, timeout=timeout)

@@ -19,17 +19,20 @@ from kaas.proto.errors import InvalidConfig, UnknownFamily
 
 @pytest.fixture
 def fresh_registry() -> Iterator[None]:
-    families.cache_clear()
+    registry._discovered.cache_clear()
     yield
-    families.cache_clear()
+    registry._discovered.cache_clear()
 
 
 def entry_points_are(monkeypatch: pytest.MonkeyPatch, *found: Any) -> None:
     class Entry:
         def __init__(self, family: Any) -> None:
             self.family = family
+            self.name, self.value = "outside", "elsewhere:FAMILY"
 
         def load(self) -> Any:
+            if isinstance(self.family, Exception):
+                raise self.family
             return self.family
 
     def entry_points(*, group: str) -> list[Entry]:
@@ -55,7 +58,7 @@ def test_every_schema_is_one() -> None:
 @pytest.mark.usefixtures("fresh_registry")
 def test_another_package_can_add_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
     added = dataclasses.replace(family_named("gemm"), name="outside_gemm")
-    families.cache_clear()
+    registry._discovered.cache_clear()
     entry_points_are(monkeypatch, added)
     assert family_named("outside_gemm") is added
     assert family_named("gemm") is not added
@@ -64,10 +67,25 @@ def test_another_package_can_add_a_family(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("fresh_registry")
 def test_two_families_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     twin = dataclasses.replace(family_named("gemm"), module="elsewhere.gemm")
-    families.cache_clear()
+    registry._discovered.cache_clear()
     entry_points_are(monkeypatch, twin)
     with pytest.raises(InvalidConfig, match=r"'gemm'.*elsewhere\.gemm"):
         families()
+
+
+@pytest.mark.usefixtures("fresh_registry")
+@pytest.mark.parametrize("brought", [ModuleNotFoundError("no nosuchmod"), "not a family"])
+def test_a_broken_family_of_another_package_costs_only_itself(
+    brought: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry_points_are(monkeypatch, brought)
+    assert {"gemm", "rmsnorm"} <= set(families())
+    [(entry, reason)] = registry.broken_families().items()
+    assert entry == "outside = elsewhere:FAMILY"
+    assert "nosuchmod" in reason or "not a Family" in reason
+    assert entry in caplog.text
+    with pytest.raises(UnknownFamily, match="elsewhere:FAMILY"):
+        family_named("outside")
 
 
 @pytest.mark.parametrize("name", ["gem", "", None, 5, ["gemm"]])

@@ -3,6 +3,7 @@
 // device is reset.
 #include "acl/acl.h"
 
+#include <algorithm>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -78,8 +79,14 @@ __attribute__((constructor)) void protect_fork() {
                  [] { pthread_mutex_unlock(&device().mutex); });
 }
 
+// Of a handle that is_stream knows.
 Stream& stream_of(aclrtStream handle) {
   return handle != nullptr ? *static_cast<Stream*>(handle) : device().default_stream;
+}
+
+bool is_stream(aclrtStream handle) {
+  const auto& streams = device().streams;
+  return handle == nullptr || std::find(streams.begin(), streams.end(), handle) != streams.end();
 }
 
 aclError stream_state(aclrtStream handle) {
@@ -87,9 +94,14 @@ aclError stream_state(aclrtStream handle) {
   std::string text;
   {
     Locked lock;
-    const Stream& stream = stream_of(handle);
-    code = stream.error;
-    text = stream.text;
+    if (is_stream(handle)) {
+      const Stream& stream = stream_of(handle);
+      code = stream.error;
+      text = stream.text;
+    } else {
+      code = ACL_ERROR_INVALID_PARAM;
+      text = "this is no stream of the device";
+    }
   }
   return code == ACL_SUCCESS ? code : fail(code, text);
 }
