@@ -28,7 +28,7 @@ DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
 """Legal inputs, and legal outputs of each: the accumulator is fp32 and can be rounded to any of them."""
 
 MAX_EXTENT = 2**22
-"""Of a constant extent: 256 rows of a tile then span fewer than 2^31 elements, as TileLang's literals must."""
+"""Of a constant extent: 256 rows then span fewer than 2^31 elements, as TileLang's literals must."""
 
 GemmDim = Annotated[int, within(1, MAX_EXTENT)] | Literal["dynamic"]
 
