@@ -37,7 +37,7 @@ class LoadedGenerator:
     def refuse_unless(self, expected: Generator, family: str) -> None:
         """Raises :class:`CompileFailed` at stage ``generator`` naming every field that is not as
         ``expected``."""
-        differing = differing_fields(expected, self._now(), family)
+        differing = differing_fields(expected, self._now(family), family)
         if differing:
             raise _changed(
                 f"TileLang or the sources of {family} have changed since the daemon looked at them: "
@@ -45,14 +45,19 @@ class LoadedGenerator:
                 fields=differing,
             )
 
-    def _now(self) -> LoadedGenerator:
-        """Templates are read by every device compile, so they count as they are on disk. So does everything
-        once lowering has imported another piece of it; that costs 0.1 s and the warm-up leaves nothing to
-        import for the built-in families."""
+    def _now(self, family: str) -> LoadedGenerator:
+        """Templates are read by every device compile, and a family's source by every lowering (TileLang takes
+        a program's text from its file), so they count as they are on disk. So does everything once lowering
+        has imported another piece of it; that costs 0.1 s and the warm-up leaves nothing to import for the
+        built-in families."""
         since = sys.modules.keys() - self.modules
         if since & _family_modules() or any(m.partition(".")[0] in _GENERATOR_PACKAGES for m in since):
             return _identified()
-        return replace(self, identity=replace(self.identity, templates_digest=templates_digest()))
+        return replace(
+            self,
+            identity=replace(self.identity, templates_digest=templates_digest()),
+            family_digests={**self.family_digests, **_family_digests(family)},
+        )
 
 
 def load_generator(load: Callable[[], None]) -> LoadedGenerator:
@@ -114,10 +119,12 @@ def _identified_on_disk() -> tuple[GeneratorIdentity, dict[str, str]] | None:
     return (identity, msgspec.json.decode(data, type=dict[str, str])) if data else None
 
 
-def _family_digests() -> dict[str, str]:
+def _family_digests(only: str | None = None) -> dict[str, str]:
     from kaas.kernel_library.registry import families, family_digest  # part of what is identified
 
-    return {name: family_digest(family) for name, family in families().items()}
+    return {
+        name: family_digest(family) for name, family in families().items() if only is None or name == only
+    }
 
 
 def _family_modules() -> set[str]:
