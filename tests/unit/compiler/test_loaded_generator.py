@@ -10,7 +10,7 @@ import pytest
 
 from kaas.compiler.generator import GeneratorIdentity, templates_digest
 from kaas.compiler.loaded_generator import LoadedGenerator, differing_fields
-from kaas.kernel_library.registry import families
+from kaas.kernel_library.registry import families, family_digest
 from kaas.proto.errors import CompileFailed
 from kaas.proto.passport import Generator
 
@@ -39,6 +39,12 @@ def loaded() -> LoadedGenerator:
     return dataclasses.replace(LOADED, modules=frozenset(sys.modules))
 
 
+def on_disk(**changes: str) -> Generator:
+    """``EXPECTED`` with what counts as it is on disk."""
+    now = {"templates_digest": templates_digest(), "family_digest": family_digest(families()["gemm"])}
+    return msgspec.structs.replace(EXPECTED, **{**now, **changes})
+
+
 def test_the_same_generator_differs_in_nothing():
     assert differing_fields(EXPECTED, LOADED, "gemm") == []
 
@@ -56,10 +62,8 @@ def test_the_digest_is_that_of_the_jobs_own_family(family):
 
 
 def test_a_refusal_names_fields_and_remedy_and_is_no_property_of_the_spec(loaded):
-    on_disk = msgspec.structs.replace(EXPECTED, templates_digest=templates_digest(), lowering_digest="other")
-
     with pytest.raises(CompileFailed, match=r"sources of gemm .*: generator\.lowering_digest ") as caught:
-        loaded.refuse_unless(on_disk, "gemm")
+        loaded.refuse_unless(on_disk(lowering_digest="other"), "gemm")
 
     assert "restart the daemon" in caught.value.hint
     assert caught.value.details == {
@@ -69,19 +73,19 @@ def test_a_refusal_names_fields_and_remedy_and_is_no_property_of_the_spec(loaded
     }
 
 
-def test_templates_count_as_they_are_on_disk(loaded):
+@pytest.mark.parametrize("field", ["templates_digest", "family_digest"])
+def test_templates_and_the_familys_source_count_as_they_are_on_disk(loaded, field):
     with pytest.raises(CompileFailed) as caught:
-        loaded.refuse_unless(EXPECTED, "gemm")
-    assert caught.value.details["fields"] == ["generator.templates_digest"]
+        loaded.refuse_unless(on_disk(**{field: getattr(EXPECTED, field)}), "gemm")
+    assert caught.value.details["fields"] == [f"generator.{field}"]
 
-    loaded.refuse_unless(msgspec.structs.replace(EXPECTED, templates_digest=templates_digest()), "gemm")
+    loaded.refuse_unless(on_disk(), "gemm")
 
 
 def test_a_part_of_tilelang_imported_since_has_everything_looked_at_again(loaded, monkeypatch):
-    on_disk = msgspec.structs.replace(EXPECTED, templates_digest=templates_digest())
     monkeypatch.setitem(sys.modules, "tilelang.imported_by_a_builder", sys)
 
     with pytest.raises(CompileFailed) as caught:
-        loaded.refuse_unless(on_disk, "gemm")
+        loaded.refuse_unless(on_disk(), "gemm")
 
     assert "generator.tilelang_native_digest" in caught.value.details["fields"]
