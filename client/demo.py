@@ -86,8 +86,8 @@ def _daemon() -> Iterator[tuple[KernelClient, str, dict[str, str]]]:
             preexec_fn=_end_with_parent,
         )
     try:
-        _wait_for(socket, process, log_path)
-        yield KernelClient(store, socket), _banner(log_path), environ
+        banner = _wait_for_banner(process, log_path)
+        yield KernelClient(store, socket), banner, environ
     finally:
         _stop(process)
         shutil.rmtree(root, ignore_errors=True)
@@ -101,20 +101,17 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
-def _wait_for(socket: Path, process: subprocess.Popen[bytes], log_path: Path) -> None:
-    from kaas.client.socket_probe import probe
-
+def _wait_for_banner(process: subprocess.Popen[bytes], log_path: Path) -> str:
+    """The line with which the daemon says what it serves, once it does."""
     give_up = time.monotonic() + START_LIMIT_S
-    while probe(socket) is not None:
+    while True:
+        lines = log_path.read_text(errors="replace").splitlines()
+        banner = next((line for line in lines if line.startswith("kaas serving")), None)
+        if banner is not None:
+            return banner
         if process.poll() is not None or time.monotonic() > give_up:
-            last = log_path.read_text(errors="replace").strip().splitlines()[-8:]
-            raise DaemonUnavailable("the demo's daemon did not start:\n  " + "\n  ".join(last))
+            raise DaemonUnavailable("the demo's daemon did not start:\n  " + "\n  ".join(lines[-8:]))
         time.sleep(0.05)
-
-
-def _banner(log_path: Path) -> str:
-    lines = log_path.read_text(errors="replace").splitlines()
-    return next((line for line in lines if line.startswith("kaas serving")), "daemon started")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
