@@ -134,7 +134,7 @@ def _spellable(value: Any) -> Any:
 
 
 def problem_document(error: KaasError) -> dict[str, Any]:
-    """The RFC 9457 problem document of an error, with the record's details as extension members."""
+    """The RFC 9457 problem document of an error; ``details`` is the record's, as an extension member."""
     status = http_status(error)
     document: dict[str, Any] = {
         "type": f"urn:kaas:error:{error.code}",

@@ -476,4 +476,4 @@ def test_a_lost_environment_file_is_published_again_at_the_next_request(
 def test_rest_refuses_parameters_that_it_does_not_have(rest: httpx.Client) -> None:
     answer = rest.get("/v1/kernels", params={"limit": "1"})
     assert answer.status_code == 400
-    assert "page_size" in answer.json()["legal"]
+    assert "page_size" in answer.json()["details"]["legal"]
