@@ -69,7 +69,8 @@ def _torch() -> Any:
 @contextmanager
 def _daemon() -> Iterator[tuple[KernelClient, str, dict[str, str]]]:
     """A daemon of the demo's own, as a client's environment sees it; always stopped, its store removed."""
-    root = Path(tempfile.mkdtemp(prefix="kaas-demo-"))
+    # Not in TMPDIR, which may be deep: a Unix socket's path is short.
+    root = Path(tempfile.mkdtemp(prefix="kaas-demo-", dir="/tmp"))
     socket, store = root / "kaas.sock", root / "store"
     flags = {"socket": socket, "store": store, "soc-name": NODE_SOC, "rest-address": "off"}
     command = [sys.executable, "-m", "kaas.server"]
