@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -47,7 +46,8 @@ from kaas.compiler.toolkit import read_toolkit
 
 toolkit = replace(read_toolkit(Path(sys.argv[1])), kind="cann")
 target, source = live_target(toolkit, os.environ)
-print(source, target.npu_arch, target.cube_cores, str(toolkit.acl_library) in Path("/proc/self/maps").read_text())
+mapped = str(toolkit.acl_library) in Path("/proc/self/maps").read_text()
+print(source, target.npu_arch, target.cube_cores, mapped)
 """
     # In a process of its own, since other tests may have loaded the library into this one.
     answer = subprocess.run(
