@@ -87,7 +87,7 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
     titles = {
         "memo": "`get_kernel`, same spec again in the process (memo)",
-        "store": "`get_kernel`, first time in the process, artifact in the store (open, read, verify, handle)",
+        "store": "`get_kernel`, first time in the process, artifact in the store (read, verify, handle)",
         "daemon": "the same through the daemon (gRPC)",
     }
     return [
