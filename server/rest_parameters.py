@@ -12,9 +12,9 @@ from fastapi.routing import APIRoute
 
 import kaas.server.rest_models as bodies
 from kaas.proto.errors import InvalidRequest
+from kaas.server.catalog import MAX_PAGE
 from kaas.server.status import PROBLEM_MEDIA_TYPE
 
-MAX_PAGE = 500
 Item = TypeVar("Item")
 
 Key = Annotated[
