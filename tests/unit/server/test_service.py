@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from kaas.cache.artifact import Artifact
+from kaas.cache.environment_file import publish_environment
 from kaas.cache.index import KernelIndex
 from kaas.cache.store import Store
 from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
@@ -86,6 +87,7 @@ class Node:
 
     def __init__(self, root: Path, env: Environment) -> None:
         self.store = Store.open(root)
+        publish_environment(root, env)  # as the daemon does before it serves
         self.pool = StagedPool()
         scheduler: Scheduler[Kernel] = Scheduler(workers=2, queue_limit=10)
         self.catalog = Catalog(env, self.store, KernelIndex(root), scheduler)
