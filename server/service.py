@@ -150,12 +150,13 @@ class KernelService:
             )
 
     def _look_up(self, key: KernelKey) -> Artifact | None:
+        artifact = self._store.load(key)
         root = self._store.root
         # Clients find kernels by it when we are down; whoever removed or damaged it must not cost them that.
-        if read_environment(root) != self.environment:
+        if artifact is not None and read_environment(root) != self.environment:
             log.warning("environment.json was lost or changed, and is published again")
             publish_environment(root, self.environment)
-        return self._store.load(key)
+        return artifact
 
     async def _build(self, question: Question) -> Kernel:
         # The kernel may have landed between the caller's look into the store and this flight.
