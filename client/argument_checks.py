@@ -10,9 +10,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from kaas.client.tensors import ELEMENT_BYTES, HOST_ARRAY_ALIGNMENT, Unreadable, reader_for
+from kaas.client.tensors import HOST_ARRAY_ALIGNMENT, Unreadable, reader_for
+from kaas.proto.dtypes import ELEMENT_TYPES
 from kaas.proto.errors import InvalidArgument
 from kaas.proto.launch import Parameter
+
+_NAMES = {element.host_names[0]: name for name, element in ELEMENT_TYPES.items()}
+"""kaas's names of host dtypes, for messages."""
 
 UNBOUND = -1
 """A dynamic symbol that no argument of this call has bound yet."""
@@ -24,10 +28,11 @@ class TensorCheck:
     def __init__(self, parameter: Parameter, codes: tuple[int, ...]) -> None:
         self.parameter = parameter
         self.written = parameter.role in ("out", "inout")
-        self._dtype = parameter.dtype
+        element = ELEMENT_TYPES[parameter.dtype]
+        self._dtypes = element.host_names
         self._codes = codes
         self._constant = None if any(code < 0 for code in codes) else codes
-        self._element_bytes = ELEMENT_BYTES[parameter.dtype]
+        self._element_bytes = element.bytes
 
     def bind(self, argument: Any, symbols: list[int], place: str) -> tuple[int, int]:
         """Data pointer and bytes of ``argument``, binding the symbols of its shape.
@@ -41,7 +46,7 @@ class TensorCheck:
             pointer, dtype, shape, contiguous, at, is_array, writable = reader(argument)
         except Unreadable as error:
             raise self._refusal(f"has no memory to read: {error}", "a dense tensor") from None
-        if dtype != self._dtype:
+        if dtype not in self._dtypes:
             raise self._wrong_dtype(dtype)
         if shape != self._constant:
             self._bind_shape(shape, symbols)
@@ -73,10 +78,12 @@ class TensorCheck:
                 raise self._wrong_shape(shape, symbols)
 
     def _wrong_dtype(self, dtype: str) -> InvalidArgument:
-        hint = f"a {self._dtype} tensor"
-        if self._dtype == "bf16" and dtype in ("uint16", "int16"):
+        hint = f"a {self.parameter.dtype} tensor"
+        if len(self._dtypes) > 1:
+            hint += f" (host dtype {' or '.join(self._dtypes)})"
+        if self.parameter.dtype == "bf16" and dtype in ("uint16", "int16"):
             hint = "a bf16 tensor (NumPy: ml_dtypes.bfloat16; a 16-bit integer view is not taken for bf16)"
-        return self._refusal(f"has dtype {dtype}", hint)
+        return self._refusal(f"has dtype {_NAMES.get(dtype, dtype)}", hint)
 
     def _wrong_shape(self, shape: tuple[int, ...], symbols: list[int]) -> InvalidArgument:
         expected = ", ".join(

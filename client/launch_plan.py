@@ -14,6 +14,7 @@ from typing import Any
 
 from kaas.client.argument_checks import SCALARS, UNBOUND, ScalarCheck, TensorCheck, refusal
 from kaas.proto.errors import ArtifactDamaged, InvalidArgument
+from kaas.proto.extents import formula_of
 from kaas.proto.launch import LaunchMetadata, SignatureArgument
 
 
@@ -50,7 +51,8 @@ class LaunchPlan:
                 for parameter in self.parameters
             )
             layout, self._sources = self._layout(launch.signature)
-        except KeyError as error:
+            self._formulas = self._formulas_of()
+        except (KeyError, ValueError) as error:
             raise ArtifactDamaged(
                 f"the launch metadata names {error}, which this version does not know", part="launch"
             ) from None
@@ -62,6 +64,18 @@ class LaunchPlan:
 
     def _code(self, extent: int | str) -> int:
         return extent if isinstance(extent, int) else ~self.symbols.index(extent)
+
+    def _formulas_of(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Which bound extents follow from others: (number, number of its symbol, factor, divisor).
+
+        Raises :class:`ValueError` for a formula whose symbol stands alone in no shape.
+        """
+        found = []
+        for number, text in enumerate(self.symbols):
+            formula = formula_of(text)
+            if formula is not None:
+                found.append((number, self.symbols.index(formula.symbol), formula.factor, formula.divisor))
+        return tuple(found)
 
     def _layout(self, signature: Sequence[SignatureArgument]) -> tuple[str, tuple[int, ...]]:
         """``struct`` format, and where each value is in ``[one per parameter] + [one per symbol]``."""
@@ -91,6 +105,9 @@ class LaunchPlan:
             value, size = check.bind(argument, symbols, place)
             values.append(value)
             sizes.append(size)
+        for number, symbol, factor, divisor in self._formulas:
+            if symbols[number] != -(-symbols[symbol] * factor // divisor):
+                raise self._wrong_formula(number, symbol, symbols)
         for output in self._outputs:
             if sizes[output]:
                 break
@@ -119,7 +136,7 @@ class LaunchPlan:
 
     def _refuse_empty(self, sizes: list[int]) -> None:
         for index in self._tensors:
-            if not sizes[index]:
+            if not sizes[index] and not self.parameters[index].may_be_empty:
                 raise refusal(
                     self.parameters[index].name, "is empty while an output is not", "at least one element"
                 )
@@ -127,6 +144,15 @@ class LaunchPlan:
     def _overlap(self, output: int, other: int) -> InvalidArgument:
         written, read = self.parameters[output].name, self.parameters[other].name
         return refusal(written, f"shares memory with argument {read!r}", "an output with memory of its own")
+
+    def _wrong_formula(self, number: int, symbol: int, symbols: list[int]) -> InvalidArgument:
+        text, name = self.symbols[number], self.symbols[symbol]
+        culprit = next(parameter for parameter in self.parameters if text in parameter.shape)
+        return refusal(
+            culprit.name,
+            f"has an extent of {symbols[number]} where {name} is {symbols[symbol]}",
+            f"{text} there, in shape [{', '.join(map(str, culprit.shape))}]",
+        )
 
     def _wrong_count(self, given: int) -> InvalidArgument:
         names = ", ".join(parameter.name for parameter in self.parameters)

@@ -12,7 +12,7 @@ from typing import Any
 Facts = tuple[int, str, tuple[int, ...], bool, str, bool, bool]
 """Pointer, dtype, shape, C-contiguous, place, is a NumPy array, writable.
 
-``dtype`` is kaas's name, or the foreign one where kaas has none.
+``dtype`` is the host library's name.
 
 ``place`` is ``cpu`` or ``npu:<index>``, or whatever else the tensor's library calls its device.
 """
@@ -22,8 +22,6 @@ HOST_ARRAY_ALIGNMENT = 16
 """What NumPy's allocator promises. Arrays never reach a device, whose allocations are 512-byte aligned, so
 holding them to a device's alignment would refuse ordinary arrays for nothing."""
 
-ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4, "int64": 8}
-_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "int32", "int64": "int64"}
 _dtypes: dict[Any, str] = {}
 _places: dict[Any, str] = {}
 _readers: dict[type, Reader | None] = {}
@@ -88,7 +86,7 @@ def _read_numpy(array: Any) -> Facts:
 def _name_dtype(dtype: Any) -> str:
     name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
     # A byte-swapped array has the right name and the wrong bytes.
-    known = _NAMES.get(name, name) if getattr(dtype, "isnative", True) else f"byte-swapped {name}"
+    known = name if getattr(dtype, "isnative", True) else f"byte-swapped {name}"
     _dtypes[dtype] = known
     return known
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kaas.compiler.signature import SignatureMismatch, match_signature
-from kaas.kernel_library.family import BuiltKernel
 from kaas.kernel_library.registry import family_named
 from kaas.kernel_library.spec import KernelSpec
 from kaas.proto.errors import CompileFailed, KaasError
-from kaas.proto.launch import LaunchMetadata
+from kaas.proto.launch import LaunchMetadata, Parameter
 from kaas.proto.target import Target
 
 LOG_TAIL_CHARS = 8000
@@ -47,7 +46,7 @@ def lower(spec: KernelSpec, target: Target) -> LoweredKernel:
                 )
             return LoweredKernel(
                 source=artifact.kernel_source,
-                launch=_launch_metadata(artifact, built),
+                launch=_launch_metadata(artifact, family.parameters(spec)),
                 choices=built.choices,
             )
     except (KaasError, MemoryError):
@@ -62,7 +61,7 @@ def lower(spec: KernelSpec, target: Target) -> LoweredKernel:
         ) from error
 
 
-def _launch_metadata(artifact: Any, built: BuiltKernel) -> LaunchMetadata:
+def _launch_metadata(artifact: Any, parameters: tuple[Parameter, ...]) -> LaunchMetadata:
     functions = list(artifact.device_mod.functions.values())
     if len(functions) != 1:
         raise SignatureMismatch(f"the program has {len(functions)} device functions; one is needed")
@@ -72,8 +71,8 @@ def _launch_metadata(artifact: Any, built: BuiltKernel) -> LaunchMetadata:
         entry=entry,
         block_count=_block_count(attributes["thread_extent"]),
         dynamic_ub_bytes=int(attributes.get("dyn_shared_memory_buf") or 0),
-        parameters=built.parameters,
-        signature=match_signature(artifact.kernel_source, entry, built.parameters),
+        parameters=parameters,
+        signature=match_signature(artifact.kernel_source, entry, parameters),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,30 +13,49 @@ from kaas.proto.target import Target
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltKernel:
-    """What a family's builder returns: the TileLang program and how to call it.
+    """What a family's builder returns: the TileLang program, whose arguments carry the parameters' names.
 
-    ``parameters`` are in call order and carry the prim_func's own buffer and symbol names. ``choices`` are
-    JSON-able decisions worth showing (tile sizes, stages). ``pass_configs`` are TileLang pass settings.
+    ``choices`` are JSON-able decisions worth showing: what was chosen as plain names and numbers, and under
+    ``why`` a report of :mod:`kaas.kernel_library.choice`. ``pass_configs`` are TileLang pass settings.
     """
 
     prim_func: Any
-    parameters: tuple[Parameter, ...]
     choices: dict[str, Any] = field(default_factory=dict)
     pass_configs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelPage:
+    """What people read about a family: the text of its page in docs/kernels.
+
+    ``computes`` is the maths, in Markdown. ``arguments`` says for each parameter what it is and how it lies
+    in memory. ``tolerance`` is what the numeric tests hold the kernel to, against the reference of the same
+    name in ``kaas.kernel_library.references``. ``facts`` names public sources of layouts and rules.
+    ``serves`` are the upstream functions that a spec of this family stands for. ``examples[0]`` is typical.
+    """
+
+    computes: str
+    arguments: Mapping[str, str]
+    tolerance: str
+    facts: tuple[str, ...]
+    serves: tuple[str, ...]
+    examples: tuple[KernelSpec, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A registered family.
 
-    ``build(spec, target)`` imports TileLang inside and runs in a compile worker only. ``sources`` names the
-    modules whose bytes decide what ``build`` generates: the family's own module is always included, so that
-    an edit can never hit an old binary.
+    ``parameters(spec)`` is what a call takes, in call order. ``build(spec, target)`` imports TileLang inside
+    and runs in a compile worker only. ``sources`` names the modules whose bytes decide what ``build``
+    generates: the family's own module is always included, so that an edit can never hit an old binary.
     """
 
     name: str
     summary: str
     spec_type: type[KernelSpec]
+    parameters: Callable[[Any], tuple[Parameter, ...]]
     build: Callable[[Any, Target], BuiltKernel]
     module: str
     sources: tuple[str, ...] = ()
+    page: KernelPage | None = None

@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from kaas.proto.canonical import canonical_json
+from kaas.proto.dtypes import ELEMENT_TYPES
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.target import Target
 
 Dtype = Literal["bf16", "fp16", "fp32"]
-DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4, "int64": 8}
+DTYPE_BYTES: dict[str, int] = {name: element.bytes for name, element in ELEMENT_TYPES.items()}
 DYNAMIC: Literal["dynamic"] = "dynamic"
 
 

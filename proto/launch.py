@@ -6,16 +6,17 @@ from typing import Literal
 
 import msgspec
 
+from kaas.proto.extents import Extent
+
 Role = Literal["in", "out", "inout", "scalar"]
-Extent = int | str
-"""A dimension: a constant, or the name of a dynamic symbol bound at launch."""
 
 
 class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One argument of a handle call, in call order.
 
-    Tensors are row-major and contiguous with ``shape``; scalars have an empty shape. ``dtype`` is one of
-    bf16, fp16, fp32, int32, int64. ``alignment`` is the required byte alignment of the data pointer.
+    Tensors are row-major and contiguous with ``shape``; scalars have an empty shape. ``dtype`` is a name of
+    :data:`kaas.proto.dtypes.ELEMENT_TYPES`. ``alignment`` is the required byte alignment of the data pointer.
+    A tensor that ``may_be_empty`` may have no elements while an output has some.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     dtype: str
     shape: tuple[Extent, ...] = ()
     alignment: int = 32
+    may_be_empty: bool = False
 
 
 class SignatureArgument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

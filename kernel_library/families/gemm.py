@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family
 from kaas.kernel_library.gemm_tiles import GemmProblem, GemmTiles, choose_tiles, tiles_for_blocks
 from kaas.kernel_library.spec import (
@@ -21,7 +22,8 @@ from kaas.kernel_library.spec import (
     within,
 )
 from kaas.proto.errors import InvalidSpec
-from kaas.proto.launch import Extent, Parameter
+from kaas.proto.extents import Extent
+from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
@@ -163,13 +165,13 @@ def build(spec: GemmSpec, target: Target) -> BuiltKernel:
     tiles = tiles_of(spec, target)
     return BuiltKernel(
         prim_func=_program(spec, tiles, target.cube_cores),
-        parameters=_parameters(spec),
         choices=msgspec.to_builtins(tiles),
         pass_configs=dict(PASS_CONFIGS),
     )
 
 
-def _parameters(spec: GemmSpec) -> tuple[Parameter, ...]:
+def parameters(spec: GemmSpec) -> tuple[Parameter, ...]:
+    """What a call takes: a, b, d and, if asked for, alpha."""
     m: Extent = "m" if spec.m == DYNAMIC else spec.m
     n: Extent = "n" if spec.n == DYNAMIC else spec.n
     k: Extent = "k" if spec.k == DYNAMIC else spec.k
@@ -190,12 +192,13 @@ def _b_shape(layout: str, n: Any, k: Any) -> tuple[Any, Any]:
 
 
 def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
-    """The TileLang prim_func: shared macros first, then one of two entries with or without ``alpha``."""
+    """The TileLang function of ``spec``: one macro per task, joined in ``block``."""
     import tilelang.ascend.language as T
 
     dtype, dtype_d = TILELANG_DTYPE[spec.dtype_a], TILELANG_DTYPE[spec.dtype_d]
+    entry = Entry("gemm", parameters(spec))
     m, n, k = (
-        T.dynamic(name) if extent == DYNAMIC else extent
+        entry.extent(name if extent == DYNAMIC else extent)
         for name, extent in zip("mnk", (spec.m, spec.n, spec.k), strict=True)
     )
     bm, bn, bk, mk = tiles.block_m, tiles.block_n, tiles.block_k, tiles.mad_k
@@ -397,40 +400,26 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
             T.ascend_wait_flag("V_MTE2", 0)
 
     @T.macro
-    def block(a: Any, b: Any, d: Any, alpha: Any) -> None:
+    def block(call: Any) -> None:
         with T.Kernel(cores) as core:
             if vector_epilogue:
                 accumulator_ub = T.alloc_shared((l0c_stages, half, bn), "float32")
                 with T.Cube():
-                    cube_side(a, b, d, core, accumulator_ub)
+                    cube_side(call.a, call.b, call.d, core, accumulator_ub)
                 with T.Vector() as vector_core:
-                    vector_side(d, core, vector_core, accumulator_ub, alpha)
+                    vector_side(call.d, core, vector_core, accumulator_ub, call.alpha)
             else:
-                cube_side(a, b, d, core, None)
+                cube_side(call.a, call.b, call.d, core, None)
 
-    a_type = T.Tensor(_a_shape(spec.layout, m, k), dtype)
-    b_type = T.Tensor(_b_shape(spec.layout, n, k), dtype)
-    d_type = T.Tensor((m, n), dtype_d)
-    if spec.alpha:
-
-        @T.prim_func
-        def gemm_alpha(a: a_type, b: b_type, d: d_type, alpha: T.float32) -> None:
-            block(a, b, d, alpha)
-
-        return gemm_alpha
-
-    @T.prim_func
-    def gemm(a: a_type, b: b_type, d: d_type) -> None:
-        block(a, b, d, 1.0)
-
-    return gemm
+    return entry.prim_func(block)
 
 
 FAMILY = Family(
     name="gemm",
     summary="dense matrix product, bf16 / fp16 / fp32, any layout, fp32 accumulation",
     spec_type=GemmSpec,
+    parameters=parameters,
     build=build,
     module=__name__,
-    sources=("kaas.kernel_library.gemm_tiles",),
+    sources=("kaas.kernel_library.entry", "kaas.kernel_library.gemm_tiles"),
 )

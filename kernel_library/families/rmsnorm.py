@@ -5,9 +5,10 @@
 
 from typing import Annotated, Any
 
-import msgspec
-
+from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family
+from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan, padded, plan_rows
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -21,26 +22,13 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.proto.errors import DoesNotFit
-from kaas.proto.launch import Extent, Parameter
+from kaas.proto.extents import Extent
+from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
 TILELANG_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-VECTOR_LANES = 64
-"""fp32 elements of one vector register."""
-STAGE_BYTES = 32768
-"""How much one stage should move: enough to hide the latency of a transfer, little enough for several."""
-MAX_STAGES = 4
-MAX_ROWS = 64
 UNROLL = 4
 """Independent partial sums, so that one multiply-add need not wait for the one before."""
-
-PASS_CONFIGS: dict[str, Any] = {
-    # The program places every flag itself: no solver runs, and lowering takes a fraction of a second.
-    "tl.enable_auto_schedule": False,
-    # UB buffers live across iterations on several pipes, which TileLang's liveness analysis does not see.
-    "tl.disable_shared_memory_reuse": True,
-}
 
 
 class RmsNormSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rmsnorm"):
@@ -71,40 +59,25 @@ class RmsNormSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if a row does not fit ``target``'s UB."""
-        plan_rows(self, target)
+        plan_of(self, target)
 
 
-class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How rows pass through UB: at most ``rows`` per stage, ``stages`` in flight, each ``pitch`` elements."""
-
-    rows: int
-    stages: int
-    pitch: int
-
-
-def plan_rows(spec: RmsNormSpec, target: Target) -> RowPlan:
+def plan_of(spec: RmsNormSpec, target: Target) -> RowPlan:
     """The row plan; raises :class:`DoesNotFit` if not even one row fits.
 
     A stage holds x, which y replaces, and the residual, which the sum replaces; the weight stays in UB.
     """
-    pitch = -(-spec.hidden // VECTOR_LANES) * VECTOR_LANES
     element_bytes = DTYPE_BYTES[spec.dtype]
-    row_bytes = pitch * element_bytes * (2 if spec.residual else 1)
-    weight_bytes = pitch * element_bytes if spec.weight else 0
-    need = row_bytes + weight_bytes
-    if need > target.ub_bytes:
-        excess = need - target.ub_bytes
-        widest = target.ub_bytes // (need // pitch) // VECTOR_LANES * VECTOR_LANES
-        raise DoesNotFit(
-            f"a row of {spec.hidden} {spec.dtype} needs {need} bytes of UB, {excess} more than there are",
-            field="hidden",
-            legal=f"at most {widest} with these options",
-            buffer="UB",
-            excess_bytes=excess,
-        )
-    room = target.ub_bytes - weight_bytes
-    rows = max(1, min(MAX_ROWS, STAGE_BYTES // row_bytes))
-    return RowPlan(rows=rows, stages=min(MAX_STAGES, room // (rows * row_bytes)), pitch=pitch)
+    array_bytes = padded(spec.hidden) * element_bytes
+    row_arrays, fixed_arrays = (2 if spec.residual else 1), (1 if spec.weight else 0)
+    return plan_rows(
+        target,
+        row_bytes=array_bytes * row_arrays,
+        fixed_bytes=array_bytes * fixed_arrays,
+        column_bytes=element_bytes * (row_arrays + fixed_arrays),
+        rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
+        what=f"a row of {spec.hidden} {spec.dtype}",
+    )
 
 
 def build(spec: RmsNormSpec, target: Target) -> BuiltKernel:
@@ -112,39 +85,38 @@ def build(spec: RmsNormSpec, target: Target) -> BuiltKernel:
 
     Raises :class:`DoesNotFit` if a row does not fit UB.
     """
-    plan = plan_rows(spec, target)
+    plan = plan_of(spec, target)
     return BuiltKernel(
         prim_func=_program(spec, plan, target.vector_cores),
-        parameters=_parameters(spec),
-        choices=msgspec.to_builtins(plan),
+        choices=plan.choices(),
         pass_configs=dict(PASS_CONFIGS),
     )
 
 
-def _parameters(spec: RmsNormSpec) -> tuple[Parameter, ...]:
+def parameters(spec: RmsNormSpec) -> tuple[Parameter, ...]:
+    """What a call takes: x, the optional residual and weight, y."""
     tokens: Extent = "tokens" if spec.tokens == DYNAMIC else spec.tokens
     rows = (tokens, spec.hidden)
-    parameters = [Parameter(name="x", role="in", dtype=spec.dtype, shape=rows)]
+    taken = [Parameter(name="x", role="in", dtype=spec.dtype, shape=rows)]
     if spec.residual:
-        parameters.append(Parameter(name="residual", role="inout", dtype=spec.dtype, shape=rows))
+        taken.append(Parameter(name="residual", role="inout", dtype=spec.dtype, shape=rows))
     if spec.weight:
-        parameters.append(Parameter(name="weight", role="in", dtype=spec.dtype, shape=(spec.hidden,)))
-    parameters.append(Parameter(name="y", role="out", dtype=spec.dtype, shape=rows))
-    return tuple(parameters)
+        taken.append(Parameter(name="weight", role="in", dtype=spec.dtype, shape=(spec.hidden,)))
+    taken.append(Parameter(name="y", role="out", dtype=spec.dtype, shape=rows))
+    return tuple(taken)
 
 
 def _program(spec: RmsNormSpec, plan: RowPlan, cores: int) -> Any:
-    """The TileLang prim_func: macros over one spec first, then the entry with the right arguments."""
+    """The TileLang function of ``spec``: one macro per task, joined in ``block``."""
     import tilelang.ascend.language as T
 
     dtype = TILELANG_DTYPE[spec.dtype]
     narrow = spec.dtype != "fp32"
-    tokens = T.dynamic("tokens") if spec.tokens == DYNAMIC else spec.tokens
-    hidden, pitch, stages = spec.hidden, plan.pitch, plan.stages
+    entry = Entry("rmsnorm", parameters(spec))
+    tokens = entry.extent("tokens" if spec.tokens == DYNAMIC else spec.tokens)
+    hidden, pitch = spec.hidden, padded(spec.hidden)
     full_vectors, tail = divmod(hidden, VECTOR_LANES)
     sums = next(count for count in (UNROLL, 2, 1) if full_vectors % count == 0)
-    # Few tokens are spread over all cores instead of filling whole stages on some of them.
-    rows = T.min(plan.rows, T.max(T.ceildiv(tokens, cores), 1))
 
     def load_wide(buffer: Any, *at: Any) -> Any:
         """64 elements as fp32."""
@@ -210,81 +182,56 @@ def _program(spec: RmsNormSpec, plan: RowPlan, cores: int) -> Any:
                     store(x_ub, rounded(value), slot, T.cast(row, "int32"), at)
 
     @T.macro
-    def block(x: Any, residual: Any, weight: Any, y: Any) -> None:
+    def load(state: Any, slot: Any, first: Any, count: Any) -> None:
+        call, x_ub, residual_ub, _ = state
+        T.copy(call.x[first : first + count, 0:hidden], x_ub[slot, 0:count, 0:hidden])
+        if spec.residual:
+            T.copy(call.residual[first : first + count, 0:hidden], residual_ub[slot, 0:count, 0:hidden])
+
+    @T.macro
+    def compute(state: Any, slot: Any, first: Any, count: Any) -> None:
+        _, x_ub, residual_ub, weight_ub = state
+        normalise(x_ub, residual_ub, weight_ub, slot, count)
+
+    @T.macro
+    def store_rows(state: Any, slot: Any, first: Any, count: Any) -> None:
+        call, x_ub, residual_ub, _ = state
+        T.copy(x_ub[slot, 0:count, 0:hidden], call.y[first : first + count, 0:hidden])
+        if spec.residual:
+            T.copy(residual_ub[slot, 0:count, 0:hidden], call.residual[first : first + count, 0:hidden])
+
+    @T.macro
+    def load_weight(state: Any) -> None:
+        call, _, _, weight_ub = state
+        T.copy(call.weight[0:hidden], weight_ub[0:hidden])
+
+    run = row_pipeline(
+        plan,
+        cores,
+        tokens,
+        load=load,
+        compute=compute,
+        store=store_rows,
+        prepare=load_weight if spec.weight else None,
+    )
+
+    @T.macro
+    def block(call: Any) -> None:
         with T.Kernel(cores) as core:
-            x_ub = T.alloc_shared((stages, plan.rows, pitch), dtype)
-            residual_ub = T.alloc_shared((stages, plan.rows, pitch), dtype) if spec.residual else x_ub
+            x_ub = T.alloc_shared((plan.stages, plan.rows, pitch), dtype)
+            residual_ub = T.alloc_shared((plan.stages, plan.rows, pitch), dtype) if spec.residual else x_ub
             weight_ub = T.alloc_shared((pitch,), dtype) if spec.weight else x_ub
-            first = T.alloc_var("int32")
-            count = T.alloc_var("int32")
-            per_stage = T.alloc_var("int32")
-            turns = T.alloc_var("int32")
-            per_stage = rows
-            for slot in T.serial(stages):
-                T.ascend_set_flag("MTE3_MTE2", slot)
-            if spec.weight:
-                T.copy(weight[0:hidden], weight_ub[0:hidden])
-            # A variable, because TVM turns a loop whose extent is known to be 0 or 1 into its body.
-            turns = T.truncdiv(T.truncdiv(tokens + per_stage - 1, per_stage) + cores - 1 - core, cores)
-            for turn in T.serial(turns):
-                first = (turn * cores + core) * per_stage
-                count = T.min(per_stage, tokens - first)
-                T.ascend_wait_flag("MTE3_MTE2", turn % stages)
-                T.copy(x[first : first + count, 0:hidden], x_ub[turn % stages, 0:count, 0:hidden])
-                if spec.residual:
-                    T.copy(
-                        residual[first : first + count, 0:hidden],
-                        residual_ub[turn % stages, 0:count, 0:hidden],
-                    )
-                T.ascend_set_flag("MTE2_V", turn % stages)
-                T.ascend_wait_flag("MTE2_V", turn % stages)
-                normalise(x_ub, residual_ub, weight_ub, turn % stages, count)
-                T.ascend_set_flag("V_MTE3", turn % stages)
-                T.ascend_wait_flag("V_MTE3", turn % stages)
-                T.copy(x_ub[turn % stages, 0:count, 0:hidden], y[first : first + count, 0:hidden])
-                if spec.residual:
-                    T.copy(
-                        residual_ub[turn % stages, 0:count, 0:hidden],
-                        residual[first : first + count, 0:hidden],
-                    )
-                T.ascend_set_flag("MTE3_MTE2", turn % stages)
-            for slot in T.serial(stages):
-                T.ascend_wait_flag("MTE3_MTE2", slot)
+            run((call, x_ub, residual_ub, weight_ub), core)
 
-    # One tensor type per argument: arguments that share a type object would be one buffer.
-    x_type, residual_type, y_type = (T.Tensor((tokens, hidden), dtype) for _ in range(3))
-    weight_type = T.Tensor((hidden,), dtype)
-    if spec.residual and spec.weight:
-
-        @T.prim_func
-        def rmsnorm(x: x_type, residual: residual_type, weight: weight_type, y: y_type) -> None:
-            block(x, residual, weight, y)
-
-    elif spec.residual:
-
-        @T.prim_func
-        def rmsnorm(x: x_type, residual: residual_type, y: y_type) -> None:
-            block(x, residual, None, y)
-
-    elif spec.weight:
-
-        @T.prim_func
-        def rmsnorm(x: x_type, weight: weight_type, y: y_type) -> None:
-            block(x, None, weight, y)
-
-    else:
-
-        @T.prim_func
-        def rmsnorm(x: x_type, y: y_type) -> None:
-            block(x, None, None, y)
-
-    return rmsnorm
+    return entry.prim_func(block)
 
 
 FAMILY = Family(
     name="rmsnorm",
     summary="root-mean-square normalisation of rows, optional residual and weight",
     spec_type=RmsNormSpec,
+    parameters=parameters,
     build=build,
     module=__name__,
+    sources=ROW_KERNEL_SOURCES,
 )

@@ -23,6 +23,7 @@ FAMILY = Family(
     name="outside",
     summary="a family of another package",
     spec_type=OutsideSpec,
+    parameters=rmsnorm.parameters,
     build=rmsnorm.build,
     module=__name__,
 )

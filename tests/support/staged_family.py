@@ -36,14 +36,14 @@ def build(spec: StagedSpec, target: Target) -> BuiltKernel:
         hoard = []
         while True:
             hoard.append(b"x" * (4 << 20))
+    return BuiltKernel(prim_func=_program(spec.length, target.vector_cores), choices={"tile": TILE})
+
+
+def parameters(spec: StagedSpec) -> tuple[Parameter, ...]:
     names = ("a", "b", "d") if spec.mode == "misname" else ("a", "b", "c")
-    return BuiltKernel(
-        prim_func=_program(spec.length, target.vector_cores),
-        parameters=tuple(
-            Parameter(name=name, role=role, dtype="fp32", shape=(spec.length,))
-            for name, role in zip(names, ("in", "in", "out"), strict=True)
-        ),
-        choices={"tile": TILE},
+    return tuple(
+        Parameter(name=name, role=role, dtype="fp32", shape=(spec.length,))
+        for name, role in zip(names, ("in", "in", "out"), strict=True)
     )
 
 
@@ -75,6 +75,7 @@ FAMILY = Family(
     name="staged",
     summary="a vector addition that misbehaves on request",
     spec_type=StagedSpec,
+    parameters=parameters,
     build=build,
     module=__name__,
 )

@@ -52,7 +52,7 @@ def test_device_order_need_not_be_call_order():
     [
         (FULL, (A, B, D), "alpha"),
         (FULL, (A, B, D, ALPHA, Parameter(name="bias", role="in", dtype="fp32", shape=("n",))), "bias"),
-        (FULL.replace("float* d", "half* d"), (A, B, D, ALPHA), "d is fp16"),
+        (FULL.replace("float* d", "half* d"), (A, B, D, ALPHA), "d is half"),
         (FULL.replace("__gm__ float* d", "float d"), (A, B, D, ALPHA), "d is no pointer"),
         (FULL.replace("float alpha", "__gm__ float* alpha"), (A, B, D, ALPHA), "alpha is a pointer"),
         (FULL.replace("int32_t m", "float m"), (A, B, D, ALPHA), "extent m"),

@@ -1,0 +1,108 @@
+"""Row plan: how the rows of a vector kernel pass through UB.
+
+Every vector core takes groups of rows through a ring of UB stages, so that loading, computing and storing
+overlap. How many rows a stage holds and how many stages there are follows from the bytes of a row and the
+target's UB; a model of one core's time ranks what fits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from kaas.kernel_library.choice import Candidate, TooLarge, report
+from kaas.proto.errors import DoesNotFit
+from kaas.proto.target import Target
+
+VECTOR_LANES = 64
+"""fp32 elements of one 256-byte vector register."""
+MAX_STAGES = 4
+ROW_COUNTS = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+NOMINAL_ROWS = 4096
+"""How many rows a dynamic number of rows is taken to be."""
+
+# Rates of the 950 line; only their ratios matter. One vector core's share of about 5 TB/s at 1.65 GHz over
+# 64 cores, what starting a transfer costs, and how many bytes a plain vector pass reads per cycle.
+DMA_BYTES_PER_CYCLE = 47.0
+STAGE_OVERHEAD_CYCLES = 700.0
+VECTOR_BYTES_PER_CYCLE = 128.0
+
+
+class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """At most ``rows`` rows per stage, ``stages`` stages in flight; ``why`` is the report of the choice."""
+
+    rows: int
+    stages: int
+    why: dict[str, Any]
+
+    def choices(self, **more: Any) -> dict[str, Any]:
+        """The JSON-able choices of a built kernel."""
+        return {"rows": self.rows, "stages": self.stages, **more, "why": self.why}
+
+
+def padded(elements: int, lanes: int = VECTOR_LANES) -> int:
+    """``elements`` rounded up to whole vector registers of ``lanes``."""
+    return -(-elements // lanes) * lanes
+
+
+def plan_rows(
+    target: Target,
+    *,
+    row_bytes: int,
+    fixed_bytes: int = 0,
+    rows: int | None = None,
+    passes: float = 2.0,
+    what: str = "a row",
+    field: str = "hidden",
+    column_bytes: int | None = None,
+) -> RowPlan:
+    """The best plan for rows that take ``row_bytes`` of UB per stage (all their buffers together).
+
+    ``fixed_bytes`` of UB stay outside the ring. ``rows`` is the number of rows in all, ``None`` when dynamic.
+    ``passes`` is how often the computation reads a row. Raises :class:`DoesNotFit` naming ``field`` when not
+    even one row fits; ``what`` says what the row is, and ``column_bytes``, what one more column would take of
+    UB in all, lets the refusal name the widest row that fits.
+    """
+    if row_bytes + fixed_bytes > target.ub_bytes:
+        excess = row_bytes + fixed_bytes - target.ub_bytes
+        widest = padded(target.ub_bytes // column_bytes - VECTOR_LANES + 1) if column_bytes else None
+        raise DoesNotFit(
+            f"{what} needs {row_bytes + fixed_bytes} bytes of UB, {excess} more than there are",
+            field=field,
+            legal=f"at most {widest} with these options" if widest else "less",
+            buffer="UB",
+            excess_bytes=excess,
+        )
+    room = target.ub_bytes - fixed_bytes
+    per_core = math.ceil((rows or NOMINAL_ROWS) / target.vector_cores)
+    candidates, too_large = [], []
+    for count in ROW_COUNTS:
+        for stages in (2, 3, 4):
+            tiles = {"rows": count, "stages": stages}
+            need = count * stages * row_bytes
+            if need > room:
+                too_large.append(TooLarge(tiles=tiles, buffer="UB", excess_bytes=need - room))
+            else:
+                candidates.append(_modelled(tiles, row_bytes, per_core, passes))
+    if not candidates:  # a single stage: nothing overlaps, but it works
+        candidates.append(_modelled({"rows": 1, "stages": 1}, row_bytes, per_core, passes))
+    best = min(candidates, key=lambda one: (one.cycles, one.tiles["stages"], one.tiles["rows"]))
+    return RowPlan(**best.tiles, why=report(best, candidates, too_large))
+
+
+def _modelled(tiles: dict[str, int], row_bytes: int, per_core: int, passes: float) -> Candidate:
+    rows = min(tiles["rows"], per_core)
+    move = rows * row_bytes / DMA_BYTES_PER_CYCLE
+    compute = rows * row_bytes * passes / VECTOR_BYTES_PER_CYCLE
+    turns = math.ceil(per_core / rows)
+    if tiles["stages"] == 1:
+        step, bound = move + compute + STAGE_OVERHEAD_CYCLES, "latency"
+    else:
+        # What is in flight hides the start of a transfer; two stages still show a third of it.
+        exposed = STAGE_OVERHEAD_CYCLES / (3 * (tiles["stages"] - 1))
+        step = max(move, compute) + exposed
+        bound = "memory" if move >= compute else "vector"
+    # The first load and the last store hide behind nothing.
+    return Candidate(tiles=tiles, cycles=turns * step + move + STAGE_OVERHEAD_CYCLES, bound=bound)
