@@ -133,7 +133,8 @@ def _cold(client: KernelClient, spec: Any, soc_name: str | None) -> KernelHandle
     print(f"\n{target.soc_name} ({target.cube_cores} cube cores)")
     print(f"  key          {handle.key}")
     print(f"  cold         {seconds:.2f} s from request to handle ({handle.origin})")
-    print(f"  tiles        {', '.join(f'{name}={value}' for name, value in handle.choices.items())}")
+    tiles = {name: value for name, value in handle.choices.items() if name != "why"}
+    print(f"  tiles        {', '.join(f'{name}={value}' for name, value in tiles.items())}")
     return handle
 
 

@@ -9,9 +9,11 @@ bandwidth shared by 32 cores at 1.65 GHz); only their ratios matter here.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
+from kaas.kernel_library.choice import Candidate, TooLarge, report
 from kaas.proto.errors import DoesNotFit
 from kaas.proto.target import Target
 
@@ -60,19 +62,35 @@ class GemmTiles(msgspec.Struct, frozen=True, kw_only=True):
 
 def choose_tiles(problem: GemmProblem, target: Target) -> GemmTiles:
     """The fitting tiles with the least modelled time; raises :class:`DoesNotFit` if none fits."""
-    extents_m = _extents(problem.m)
-    extents_n = _extents(problem.n)
-    best: tuple[float, int, GemmTiles] | None = None
-    for block_m in extents_m:
-        for block_n in extents_n:
-            tiles = _fit(problem, target, block_m, block_n)
-            if tiles is None:
-                continue
-            rank = (_modelled_cycles(problem, target, tiles), -block_m * block_n, tiles)
-            if best is None or rank[:2] < best[:2]:
-                best = rank
-    # Nothing fits: the smallest tile says which buffer is too small.
-    return best[2] if best else tiles_for_blocks(problem, target, 16, 16, LEAST_MAD_K)
+    fitting, _ = _alternatives(problem, target)
+    if not fitting:  # the smallest tile says which buffer is too small
+        return tiles_for_blocks(problem, target, 16, 16, LEAST_MAD_K)
+    return min(fitting, key=lambda tiles: (_modelled(problem, target, tiles).cycles, -_area(tiles)))
+
+
+def explain_tiles(problem: GemmProblem, target: Target, tiles: GemmTiles, *, given: bool) -> dict[str, Any]:
+    """Why ``tiles``: the JSON-able report with runners-up and what was too large."""
+    fitting, too_large = _alternatives(problem, target)
+    candidates = [_modelled(problem, target, one) for one in fitting]
+    return report(_modelled(problem, target, tiles), candidates, too_large, given=given)
+
+
+def _alternatives(problem: GemmProblem, target: Target) -> tuple[list[GemmTiles], list[TooLarge]]:
+    """Every block shape, completed where it fits."""
+    fitting, too_large = [], []
+    for block_m in _extents(problem.m):
+        for block_n in _extents(problem.n):
+            try:
+                fitting.append(_deepest_fit(problem, target, block_m, block_n))
+            except DoesNotFit as error:
+                blocks = {"block_m": block_m, "block_n": block_n}
+                buffer, excess = error.details["buffer"], error.details["excess_bytes"]
+                too_large.append(TooLarge(tiles=blocks, buffer=buffer, excess_bytes=excess))
+    return fitting, too_large
+
+
+def _area(tiles: GemmTiles) -> int:
+    return tiles.block_m * tiles.block_n
 
 
 def tiles_for_blocks(
@@ -130,17 +148,17 @@ def _mad_k(block_m: int, block_n: int, block_k: int, input_bytes: int, target: T
     )
 
 
-def _fit(problem: GemmProblem, target: Target, block_m: int, block_n: int) -> GemmTiles | None:
+def _deepest_fit(problem: GemmProblem, target: Target, block_m: int, block_n: int) -> GemmTiles:
+    """The block shape with the longest K step that L1 holds; raises :class:`DoesNotFit` if none does."""
     extent_k = problem.k or NOMINAL_EXTENT
     block_k = min(MAX_BLOCK_K_BYTES // problem.input_bytes, math.ceil(extent_k / 32) * 32)
-    while block_k >= 16:
+    while True:
         try:
             return tiles_for_blocks(problem, target, block_m, block_n, block_k)
         except DoesNotFit as error:
-            if error.details["buffer"] != "L1":
-                return None
+            if error.details["buffer"] != "L1" or block_k < 32:
+                raise
             block_k = block_k // 32 * 16
-    return None
 
 
 def _require_fit(buffer: str, need: int, limit: int) -> None:
@@ -154,20 +172,25 @@ def _require_fit(buffer: str, need: int, limit: int) -> None:
         )
 
 
-def _modelled_cycles(problem: GemmProblem, target: Target, tiles: GemmTiles) -> float:
+def _modelled(problem: GemmProblem, target: Target, tiles: GemmTiles) -> Candidate:
     extent_m, extent_n, extent_k = (extent or NOMINAL_EXTENT for extent in (problem.m, problem.n, problem.k))
     steps = math.ceil(extent_k / tiles.block_k) * tiles.block_k
     rows = tiles.block_m + tiles.block_n
-    cube = steps * tiles.block_m * tiles.block_n / FMA_PER_CYCLE[problem.input_bytes]
-    feed = rows * steps * problem.input_bytes / L1_TO_L0_BYTES_PER_CYCLE
-    load = rows * extent_k * problem.input_bytes / L2_BYTES_PER_CYCLE
-    store = tiles.block_m * tiles.block_n * max(problem.output_bytes, 2) / L2_BYTES_PER_CYCLE
-    busy = max(cube, feed, load)
+    times = {
+        "cube": steps * _area(tiles) / FMA_PER_CYCLE[problem.input_bytes],
+        "L1 to L0": rows * steps * problem.input_bytes / L1_TO_L0_BYTES_PER_CYCLE,
+        "L2": rows * extent_k * problem.input_bytes / L2_BYTES_PER_CYCLE,
+    }
+    bound = max(times, key=times.__getitem__)
+    busy = times[bound]
+    store = _area(tiles) * max(problem.output_bytes, 2) / L2_BYTES_PER_CYCLE
     # With one accumulator the cube waits while it is stored; with two only the last store shows.
     exposed_store = store if tiles.l0c_stages == 1 else max(0.0, store - busy)
     count = math.ceil(extent_m / tiles.block_m) * math.ceil(extent_n / tiles.block_n)
     waves = math.ceil(count / target.cube_cores)
-    return waves * (busy + exposed_store + TILE_OVERHEAD_CYCLES)
+    cycles = waves * (busy + exposed_store + TILE_OVERHEAD_CYCLES)
+    blocks = {"block_m": tiles.block_m, "block_n": tiles.block_n, "block_k": tiles.block_k}
+    return Candidate(tiles=blocks, cycles=cycles, bound=bound)
 
 
 def _window(problem: GemmProblem, target: Target, block_m: int, block_n: int) -> int:
