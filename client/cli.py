@@ -41,6 +41,14 @@ Spec = Annotated[
     list[str],
     typer.Argument(help="FAMILY KEY=VALUE ..., or one JSON object, or a file with one.", show_default=False),
 ]
+Tile = Annotated[
+    str,
+    typer.Option(
+        "--tile",
+        help="Override the tile choice: KEY=VALUE,... of the family's tile.",
+        show_default="chosen by the cost model",
+    ),
+]
 
 
 def _link(socket: Path | None) -> DaemonLink:
@@ -80,6 +88,7 @@ def serve(context: typer.Context) -> int:
 def get(
     spec: Spec,
     soc: Soc = None,
+    tile: Tile = "",
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for a compile.")] = 600.0,
     strict: Annotated[bool, typer.Option("--strict", help="Fail instead of compiling.")] = False,
     socket: Socket = None,
@@ -88,7 +97,7 @@ def get(
 ) -> None:
     """Get one kernel, compiling it if need be; say its key, where it came from and how long it took."""
     client = KernelClient(store or default_store(), socket or default_socket())
-    question = (spec_from_words(spec), soc)
+    question = (spec_from_words(spec, tile), soc)
     began = time.perf_counter()
     handle = client.find(question, strict)
     handle = handle or client.fetch(question, timeout, strict)
@@ -160,11 +169,11 @@ def show(
 
 @app.command()
 @guarded
-def explain(spec: Spec, soc: Soc = None, socket: Socket = None, json: Json = False) -> None:
+def explain(spec: Spec, soc: Soc = None, tile: Tile = "", socket: Socket = None, json: Json = False) -> None:
     """Say why a spec hits or misses on this node, field by field."""
     from kaas.client.kernel_listing import explanation, explanation_text
 
-    answer = explanation(_link(socket).explain(spec_from_words(spec).canonical(), soc))
+    answer = explanation(_link(socket).explain(spec_from_words(spec, tile).canonical(), soc))
     if json:
         print_json(answer)
     else:

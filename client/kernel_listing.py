@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -104,16 +104,38 @@ def description_text(description: Mapping[str, Any]) -> str:
     left_out = ("spec", "passport", "launch", "choices", "source", "log", "created_unix")
     head = {name: value for name, value in description.items() if name not in left_out}
     head["created"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(description["created_unix"]))
-    sections = [("", head)] + [(name, description[name]) for name in ("passport", "choices", "launch")]
-    lines = []
-    for title, section in sections:
-        if title:
-            lines += ["", title]
-        pairs = list(flattened(section or {}))
-        width = max((len(name) for name, _ in pairs), default=0)
-        lines += [f"{'  ' if title else ''}{name:<{width}}  {value}" for name, value in pairs]
+    choices = dict(description["choices"] or {})
+    why = choices.pop("why", None)
+    lines = _section(head)
+    lines += ["", "passport", *_section(description["passport"], "  ")]
+    lines += ["", "choices", *_section(choices, "  "), *_reasons(why or {})]
+    lines += ["", "launch", *_section(description["launch"], "  ")]
     lines += ["", f"source: {len(description['source'])} characters (--source), log: --log"]
     return "\n".join(lines)
+
+
+def _section(section: Mapping[str, Any] | None, indent: str = "") -> list[str]:
+    pairs = list(flattened(section or {}))
+    width = max((len(name) for name, _ in pairs), default=0)
+    return [f"{indent}{name:<{width}}  {value}" for name, value in pairs]
+
+
+def _reasons(why: Mapping[str, Any]) -> list[str]:
+    """Why this tile: the reason, the runners-up, and the nearest of those that do not fit."""
+    if not why:
+        return []
+    lines = [f"  why: {why['reason']} ({why['modelled_cycles']} modelled cycles)"]
+    for one in why["runners_up"]:
+        facts = ("modelled_cycles", "bound", "slower")
+        lines.append(f"    {_tile_text(one, facts)}: {one['slower']}, bound by {one['bound']}")
+    for one in why["too_large"]:
+        missing = f"{one['excess_bytes']} bytes of {one['buffer']} too many"
+        lines.append(f"    {_tile_text(one, ('buffer', 'excess_bytes'))}: {missing}")
+    return lines
+
+
+def _tile_text(tile: Mapping[str, Any], facts: Sequence[str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in tile.items() if name not in facts)
 
 
 def flattened(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -16,20 +16,27 @@ if TYPE_CHECKING:
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
-def spec_from_words(words: Sequence[str]) -> KernelSpec:
+def spec_from_words(words: Sequence[str], tile: str = "") -> KernelSpec:
     """A spec from a family name and ``key=value`` words, from one JSON object, or from one file.
 
     Values are JSON where they parse as such, otherwise text; ``a.b=1`` sets a field of a nested object; ``-``
-    reads standard input. Raises :class:`InvalidSpec` naming the field and what is legal.
+    reads standard input. ``tile`` is ``key=value,...`` and replaces the spec's own tile. Raises
+    :class:`InvalidSpec` naming the field and what is legal.
     """
     from kaas.kernel_library.registry import parse_spec
 
     text = " ".join(words)
     if text.lstrip().startswith("{"):
-        return parse_spec(text)
-    if text == "-" or _is_file(text):
-        return parse_spec(_record_in(text))
-    return parse_spec(_record_of(words))
+        record: Any = text
+    elif text == "-" or _is_file(text):
+        record = _record_in(text)
+    else:
+        record = _record_of(words)
+    if not tile:
+        return parse_spec(record)
+    spec = parse_spec(record).to_record()
+    given = _record_of([str(spec["family"]), *(f"tile.{word.strip()}" for word in tile.split(","))])
+    return parse_spec(spec | given)
 
 
 def _record_of(words: Sequence[str]) -> dict[str, Any]:

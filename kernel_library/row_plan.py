@@ -8,18 +8,20 @@ target's UB; a model of one core's time ranks what fits.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from kaas.kernel_library.choice import Candidate, TooLarge, report
-from kaas.proto.errors import DoesNotFit
+from kaas.kernel_library.spec import require_int, within
+from kaas.proto.errors import DoesNotFit, InvalidSpec
 from kaas.proto.target import Target
 
 VECTOR_LANES = 64
 """fp32 elements of one 256-byte vector register."""
 MAX_STAGES = 4
-ROW_COUNTS = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+MAX_ROWS = 64
+ROW_COUNTS = (MAX_ROWS, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 NOMINAL_ROWS = 4096
 """How many rows a dynamic number of rows is taken to be."""
 
@@ -28,6 +30,24 @@ NOMINAL_ROWS = 4096
 DMA_BYTES_PER_CYCLE = 47.0
 STAGE_OVERHEAD_CYCLES = 700.0
 VECTOR_BYTES_PER_CYCLE = 128.0
+
+
+class RowTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An explicit choice: rows per UB stage, and stages in flight."""
+
+    rows: Annotated[int, within(1, MAX_ROWS)]
+    stages: Annotated[int, within(1, MAX_STAGES)]
+
+    def __post_init__(self) -> None:
+        require_int(self.rows, "tile.rows", 1, MAX_ROWS)
+        require_int(self.stages, "tile.stages", 1, MAX_STAGES)
+
+
+def require_row_tile(value: Any) -> None:
+    """Raise :class:`InvalidSpec` unless ``value`` is a :class:`RowTile` or ``None``."""
+    if value is not None and not isinstance(value, RowTile):
+        legal = "a RowTile or null"
+        raise InvalidSpec("tile is not a RowTile(rows=..., stages=...)", field="tile", legal=legal)
 
 
 class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,13 +77,15 @@ def plan_rows(
     what: str = "a row",
     field: str = "hidden",
     column_bytes: int | None = None,
+    given: RowTile | None = None,
 ) -> RowPlan:
     """The best plan for rows that take ``row_bytes`` of UB per stage (all their buffers together).
 
     ``fixed_bytes`` of UB stay outside the ring. ``rows`` is the number of rows in all, ``None`` when dynamic.
     ``passes`` is how often the computation reads a row. Raises :class:`DoesNotFit` naming ``field`` when not
     even one row fits; ``what`` says what the row is, and ``column_bytes``, what one more column would take of
-    UB in all, lets the refusal name the widest row that fits.
+    UB in all, lets the refusal name the widest row that fits. ``given`` overrides the choice; if it does not
+    fit, the refusal names the field ``tile``.
     """
     if row_bytes + fixed_bytes > target.ub_bytes:
         excess = row_bytes + fixed_bytes - target.ub_bytes
@@ -88,8 +110,21 @@ def plan_rows(
                 candidates.append(_modelled(tiles, row_bytes, per_core, passes))
     if not candidates:  # a single stage: nothing overlaps, but it works
         candidates.append(_modelled({"rows": 1, "stages": 1}, row_bytes, per_core, passes))
-    best = min(candidates, key=lambda one: (one.cycles, one.tiles["stages"], one.tiles["rows"]))
-    return RowPlan(**best.tiles, why=report(best, candidates, too_large))
+    if given is not None:
+        excess = given.rows * given.stages * row_bytes - room
+        if excess > 0:
+            raise DoesNotFit(
+                f"{given.stages} stages of {given.rows} rows need {excess} bytes of UB more than there are",
+                field="tile",
+                legal=f"at most {room // row_bytes} rows in all stages together",
+                buffer="UB",
+                excess_bytes=excess,
+            )
+        best = _modelled(msgspec.structs.asdict(given), row_bytes, per_core, passes)
+    else:
+        best = min(candidates, key=lambda one: (one.cycles, one.tiles["stages"], one.tiles["rows"]))
+    why = report(best, candidates, too_large, given=given is not None)
+    return RowPlan(rows=best.tiles["rows"], stages=best.tiles["stages"], why=why)
 
 
 def _modelled(tiles: dict[str, int], row_bytes: int, per_core: int, passes: float) -> Candidate:

@@ -72,6 +72,17 @@ def test_nested_fields_are_dotted(store: PublishedStore) -> None:
     assert json.loads(result.stderr)["details"]["spec"]["tile"]["block_m"] == 128
 
 
+def test_the_tile_option_overrides_the_tile_of_any_way_to_write_a_spec(store: PublishedStore) -> None:
+    wanted = {"block_m": 32, "block_n": 64, "block_k": 128}
+    option = "--tile=block_m=32, block_n=64,block_k=128"
+    for words in (["gemm", "n=64", "k=64"], ['{"family": "gemm", "n": 64, "k": 64, "tile": null}']):
+        result = kaas("get", *words, option, "--strict", "--json")
+        assert json.loads(result.stderr)["details"]["spec"]["tile"] == wanted
+    wrong = kaas("get", "gemm", "n=64", "k=64", "--tile", "block_m=24,block_n=64,block_k=64")
+    assert wrong.exit_code == exit_status.USAGE
+    assert "tile.block_m" in wrong.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kaas.kernel_library.families.gemm import GemmSpec, GemmTile, problem_of, tiles_of
-from kaas.kernel_library.gemm_tiles import GemmTiles, epilogue_ub_bytes
+from kaas.kernel_library.gemm_tiles import GemmTiles, epilogue_ub_bytes, explain_tiles
 from kaas.kernel_library.targets import TARGETS, target_named
 from kaas.proto.errors import DoesNotFit, InvalidSpec
 from kaas.proto.target import Target
@@ -138,3 +138,35 @@ def test_an_illegal_field_is_named(fields: dict[str, object], field: str) -> Non
         GemmSpec(**{"n": 64, "k": 64, **fields})
     assert refusal.value.details["field"] == field
     assert refusal.value.details["legal"]
+
+
+def test_the_report_ranks_the_runners_up_behind_the_choice() -> None:
+    for part in PARTS:
+        target = target_named(part)
+        for spec in specs():
+            tiles = tiles_of(spec, target)
+            why = explain_tiles(problem_of(spec), target, tiles, given=False)
+            costs = [why["modelled_cycles"], *(one["modelled_cycles"] for one in why["runners_up"])]
+            assert costs == sorted(costs)
+            assert all(
+                (one["block_m"], one["block_n"]) != (tiles.block_m, tiles.block_n)
+                for one in why["runners_up"]
+            )
+            assert f"bound by {why['bound']}" in why["reason"]
+
+
+def test_the_report_names_the_buffer_that_larger_tiles_exceed() -> None:
+    spec = GemmSpec(n=4096, k=4096, alpha=True, accumulate=True, dtype_d="fp32")
+    target = target_named("Ascend950DT_9581")
+    why = explain_tiles(problem_of(spec), target, tiles_of(spec, target), given=False)
+    assert why["too_large"]
+    assert {one["buffer"] for one in why["too_large"]} == {"UB"}
+    assert all(one["excess_bytes"] > 0 for one in why["too_large"])
+
+
+def test_a_given_tile_is_reported_as_given() -> None:
+    spec = GemmSpec(n=4096, k=4096, tile=GemmTile(block_m=32, block_n=32, block_k=64))
+    target = target_named("Ascend950DT_9581")
+    why = explain_tiles(problem_of(spec), target, tiles_of(spec, target), given=True)
+    assert why["reason"] == "given by the spec"
+    assert why["runners_up"][0]["modelled_cycles"] < why["modelled_cycles"]
