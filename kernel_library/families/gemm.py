@@ -7,9 +7,25 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from kaas.kernel_library.cube_pipeline import (
+    CUBE_KERNEL_SOURCES,
+    PASS_CONFIGS,
+    Rings,
+    cube_pipeline,
+    operand_copies,
+    tile_origin,
+    tile_walk,
+    vector_epilogue,
+)
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family
-from kaas.kernel_library.gemm_tiles import GemmProblem, GemmTiles, choose_tiles, tiles_for_blocks
+from kaas.kernel_library.gemm_tiles import (
+    GemmProblem,
+    GemmTiles,
+    choose_tiles,
+    explain_tiles,
+    tiles_for_blocks,
+)
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -97,27 +113,6 @@ class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 TILELANG_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-VECTOR_LANES = 64
-"""fp32 elements of one vector register."""
-
-FRACTAL = 16
-LEAST_ORDERED_FRACTALS = 10
-
-# Flags between a cube core and its two vector cores, one per accumulator slot. The second vector core sees
-# the cube core's flags 16 and up as its own 0 and up.
-CORE_PAIR = 4
-UB_EMPTY = 0
-UB_FULL = 2
-SECOND_VECTOR_CORE = 16
-
-PASS_CONFIGS: dict[str, Any] = {
-    # The program places every flag itself: no solver runs, and lowering takes a fraction of a second.
-    "tl.enable_auto_schedule": False,
-    # UB buffers live across iterations on several pipes, which TileLang's liveness analysis does not see.
-    "tl.disable_shared_memory_reuse": True,
-    # UB is written by the cube side (L0C to UB), which the check takes for a missing initialisation.
-    "tl.disable_buffer_init_check": True,
-}
 
 
 def problem_of(spec: GemmSpec) -> GemmProblem:
@@ -155,17 +150,19 @@ def tiles_of(spec: GemmSpec, target: Target) -> GemmTiles:
 def build(spec: GemmSpec, target: Target) -> BuiltKernel:
     """The TileLang program of ``spec`` for ``target``'s core count and buffer sizes.
 
-    One block per cube core walks its share of the output tiles. Inside a tile, global memory feeds a ring of
-    L1 stages (MTE2), L1 feeds two L0A/L0B slots (MTE1), the cube accumulates in L0C (M), and the fixpipe
-    (FIX) stores the accumulator or hands it to the two vector cores through UB. Every ring has a "full" and
-    an "empty" flag per slot; "empty" flags are raised before the first tile and collected after the last.
+    One block per cube core walks its share of the output tiles on the rings of
+    :mod:`kaas.kernel_library.cube_pipeline`. The fixpipe stores a tile's accumulator or hands it to the two
+    vector cores through UB.
 
     Raises :class:`DoesNotFit` if no tile fits.
     """
     tiles = tiles_of(spec, target)
     return BuiltKernel(
         prim_func=_program(spec, tiles, target.cube_cores),
-        choices=msgspec.to_builtins(tiles),
+        choices={
+            **msgspec.to_builtins(tiles),
+            "why": explain_tiles(problem_of(spec), target, tiles, given=spec.tile is not None),
+        },
         pass_configs=dict(PASS_CONFIGS),
     )
 
@@ -192,7 +189,7 @@ def _b_shape(layout: str, n: Any, k: Any) -> tuple[Any, Any]:
 
 
 def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
-    """The TileLang function of ``spec``: one macro per task, joined in ``block``."""
+    """The TileLang function of ``spec``: the parts of the cube pipeline, joined in ``block``."""
     import tilelang.ascend.language as T
 
     dtype, dtype_d = TILELANG_DTYPE[spec.dtype_a], TILELANG_DTYPE[spec.dtype_d]
@@ -201,215 +198,94 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
         entry.extent(name if extent == DYNAMIC else extent)
         for name, extent in zip("mnk", (spec.m, spec.n, spec.k), strict=True)
     )
-    bm, bn, bk, mk = tiles.block_m, tiles.block_n, tiles.block_k, tiles.mad_k
-    l1_stages, l0c_stages, window = tiles.l1_stages, tiles.l0c_stages, tiles.window_m
+    bm, bn, bk, l0c_stages = tiles.block_m, tiles.block_n, tiles.block_k, tiles.l0c_stages
     m_tiles, n_tiles = T.ceildiv(m, bm), T.ceildiv(n, bn)
     # A dynamic K of zero still runs one step over zero-filled L1, so that D becomes zero.
     k_steps = T.max(T.ceildiv(k, bk), 1) if spec.k == DYNAMIC else -(-k // bk)
-    # A 16-bit operand stored K-major is transposed between L1 and L0; the 32-bit path has no such transpose
-    # and takes its own between global memory and L1.
-    a_k_major, b_k_major = spec.layout[0] == "t", spec.layout[1] == "n"
-    transpose_in_l0 = DTYPE_BYTES[spec.dtype_a] == 2
-    a_l1_tile = (bk, bm) if a_k_major and transpose_in_l0 else (bm, bk)
-    b_l1_tile = (bk, bn) if b_k_major and transpose_in_l0 else (bn, bk)
-    # Short cube instructions on one accumulator may overtake each other: a barrier keeps them in order.
-    needs_barrier = (bm // FRACTAL) * (bn // FRACTAL) < LEAST_ORDERED_FRACTALS
-    vector_epilogue = uses_vector_epilogue(spec)
-    half = bm // 2
-    vectors = half * bn // VECTOR_LANES
+    input_bytes = DTYPE_BYTES[spec.dtype_a]
+    a_copies = operand_copies(tiles, bm, input_bytes, k_major=spec.layout[0] == "t")
+    b_copies = operand_copies(tiles, bn, input_bytes, k_major=spec.layout[1] == "n")
+    through_vectors = uses_vector_epilogue(spec)
 
-    def load_operand(source: Any, l1_tile: Any, first: Any, extent: int, step: Any, k_major: bool) -> Any:
-        """Global memory to L1; what lies outside the matrix becomes zero."""
-        if not k_major:
-            return T.copy(source[first : first + extent, step : step + bk], l1_tile)
-        rows = source[step : step + bk, first : first + extent]
-        return T.copy(rows, l1_tile) if transpose_in_l0 else T.copy(rows, l1_tile, transpose=True)
-
-    def feed_l0(l1: Any, slot: Any, l0_tile: Any, part: Any, k_major: bool) -> Any:
-        """L1 to L0A or L0B: one cube step of ``mk`` columns."""
-        if k_major and transpose_in_l0:
-            return T.copy(l1[slot, part * mk : part * mk + mk, :], l0_tile, transpose=True)
-        return T.copy(l1[slot, :, part * mk : part * mk + mk], l0_tile)
+    walk = tile_walk(m_tiles, n_tiles, tiles.window_m, cores)
+    row_of, col_of = tile_origin(spec.m), tile_origin(spec.n)
 
     @T.macro
-    def turns_of(core: Any) -> Any:
-        """How many tiles this core owns, possibly none.
-
-        Kept in a variable: TVM turns a loop whose extent is known to be 0 or 1 into its body.
-        """
-        turns = T.alloc_var("int32")
-        turns = T.truncdiv(m_tiles * n_tiles + cores - 1 - core, cores)
-        return turns
+    def load(rings: Any, where: Any, step: Any) -> None:
+        a, b, row, col = where
+        a_copies.load(a, rings.a_l1[rings.l1_slot(), :, :], row, step * bk)
+        b_copies.load(b, rings.b_l1[rings.l1_slot(), :, :], col, step * bk)
 
     @T.macro
-    def origin_of(tile_index: Any, extent: Any, count: Any, block: int) -> Any:
-        """First element of a tile row or column.
-
-        A static extent gets its bounds stated: copies of whole tiles then need no clamps and zero fills.
-        A dynamic one is kept in a variable: proofs about its formula would cost most of the lowering time.
-        """
-        if extent == DYNAMIC:
-            start = T.alloc_var("int32")
-            start = tile_index * block
-        else:
-            T.assume(tile_index >= 0)
-            T.assume(tile_index < count)
-            start = tile_index * block
-        return start
+    def feed(rings: Any, part: Any) -> None:
+        a_copies.feed(rings.a_l1, rings.l1_slot(), rings.a_l0[rings.l0_slot(), :, :], part)
+        b_copies.feed(rings.b_l1, rings.l1_slot(), rings.b_l0[rings.l0_slot(), :, :], part)
 
     @T.macro
-    def place_of(tile: Any) -> Any:
-        """Tile row and column of a tile; ``window`` tile rows are walked together, column by column."""
-        first = T.alloc_var("int32")
-        rows = T.alloc_var("int32")
-        rest = T.alloc_var("int32")
-        first = T.truncdiv(tile, window * n_tiles) * window
-        rows = T.min(m_tiles - first, window)
-        rest = T.truncmod(tile, window * n_tiles)
-        return first + T.truncmod(rest, rows), T.truncdiv(rest, rows)
+    def multiply(rings: Any, accumulator: Any, clear: Any) -> None:
+        T.gemm(
+            rings.a_l0[rings.l0_slot(), :, :],
+            rings.b_l0[rings.l0_slot(), :, :],
+            accumulator,
+            transpose_B=True,
+            clear_accum=clear,
+        )
+
+    pipeline = cube_pipeline(
+        tiles,
+        dtype_a=dtype,
+        dtype_b=dtype,
+        a_l1_tile=a_copies.l1_tile,
+        b_l1_tile=b_copies.l1_tile,
+        load=load,
+        feed=feed,
+        multiply=multiply,
+    )
+    epilogue = vector_epilogue(tiles, dtype_d, with_alpha=spec.alpha, accumulate=spec.accumulate)
 
     @T.macro
-    def store_accumulator(l0c: Any, slot: Any, d: Any, row: Any, col: Any, accumulator_ub: Any) -> None:
-        """Leave L0C through the fixpipe: rounded into global memory, or as fp32 halves into both UBs."""
-        if vector_epilogue:
-            T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", UB_EMPTY + slot)
-            T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", SECOND_VECTOR_CORE + UB_EMPTY + slot)
-            T.dual_copy(l0c[slot, :, :], accumulator_ub[slot, :, :])
-            T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_FIX", UB_FULL + slot)
-            T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_FIX", SECOND_VECTOR_CORE + UB_FULL + slot)
-        else:
-            T.copy(l0c[slot, :, :], d[row : row + bm, col : col + bn])
-
-    @T.macro
-    def cube_side(a: Any, b: Any, d: Any, core: Any, accumulator_ub: Any) -> None:
-        a_l1 = T.alloc_l1((l1_stages, *a_l1_tile), dtype)
-        b_l1 = T.alloc_l1((l1_stages, *b_l1_tile), dtype)
-        a_l0 = T.alloc_l0a((2, bm, mk), dtype)
-        b_l0 = T.alloc_l0b((2, bn, mk), dtype)
-        l0c = T.alloc_l0c((l0c_stages, bm, bn), "float32")
-        l1_turn = T.alloc_var("int32", init=0)
-        l0_turn = T.alloc_var("int32", init=0)
-        for slot in T.serial(l1_stages):
-            T.ascend_set_flag("MTE1_MTE2", slot)
-        for slot in T.serial(2):
-            T.ascend_set_flag("M_MTE1", slot)
-        for slot in T.serial(l0c_stages):
-            T.ascend_set_flag("FIX_M", slot)
-        if spec.accumulate and not vector_epilogue:
+    def cube_side(call: Any, core: Any, accumulator_ub: Any) -> None:
+        rings = Rings()
+        pipeline.open(rings)
+        if spec.accumulate and not through_vectors:
             T.set_atomic("add", dtype_d)
-        turns = turns_of(core)
+        turns = walk.turns_of(core)
         for turn in T.serial(turns):
-            tile_row, tile_col = place_of(turn * cores + core)
-            row = origin_of(tile_row, spec.m, m_tiles, bm)
-            col = origin_of(tile_col, spec.n, n_tiles, bn)
-            T.ascend_wait_flag("FIX_M", turn % l0c_stages)
-            for step in T.serial(k_steps):
-                T.ascend_wait_flag("MTE1_MTE2", l1_turn % l1_stages)
-                load_operand(a, a_l1[l1_turn % l1_stages, :, :], row, bm, step * bk, a_k_major)
-                load_operand(b, b_l1[l1_turn % l1_stages, :, :], col, bn, step * bk, b_k_major)
-                T.ascend_set_flag("MTE2_MTE1", l1_turn % l1_stages)
-                T.ascend_wait_flag("MTE2_MTE1", l1_turn % l1_stages)
-                for part in T.serial(bk // mk):
-                    T.ascend_wait_flag("M_MTE1", l0_turn % 2)
-                    feed_l0(a_l1, l1_turn % l1_stages, a_l0[l0_turn % 2, :, :], part, a_k_major)
-                    feed_l0(b_l1, l1_turn % l1_stages, b_l0[l0_turn % 2, :, :], part, b_k_major)
-                    T.ascend_set_flag("MTE1_M", l0_turn % 2)
-                    T.ascend_wait_flag("MTE1_M", l0_turn % 2)
-                    T.gemm(
-                        a_l0[l0_turn % 2, :, :],
-                        b_l0[l0_turn % 2, :, :],
-                        l0c[turn % l0c_stages, :, :],
-                        transpose_B=True,
-                        clear_accum=T.And(step == 0, part == 0),
-                    )
-                    if needs_barrier:
-                        T.ascend_pipe_barrier("PIPE_M")
-                    T.ascend_set_flag("M_MTE1", l0_turn % 2)
-                    l0_turn += 1
-                T.ascend_set_flag("MTE1_MTE2", l1_turn % l1_stages)
-                l1_turn += 1
-            T.ascend_set_flag("M_FIX", turn % l0c_stages)
-            T.ascend_wait_flag("M_FIX", turn % l0c_stages)
-            store_accumulator(l0c, turn % l0c_stages, d, row, col, accumulator_ub)
-            T.ascend_set_flag("FIX_M", turn % l0c_stages)
-        for slot in T.serial(l1_stages):
-            T.ascend_wait_flag("MTE1_MTE2", slot)
-        for slot in T.serial(2):
-            T.ascend_wait_flag("M_MTE1", slot)
-        for slot in T.serial(l0c_stages):
-            T.ascend_wait_flag("FIX_M", slot)
-        if vector_epilogue:
-            for slot in T.serial(l0c_stages):
-                T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", UB_EMPTY + slot)
-                T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", SECOND_VECTOR_CORE + UB_EMPTY + slot)
+            tile_row, tile_col = walk.place_of(turn * cores + core)
+            row = row_of(tile_row, m_tiles, bm)
+            col = col_of(tile_col, n_tiles, bn)
+            pipeline.product(rings, turn, (call.a, call.b, row, col), k_steps)
+            if through_vectors:
+                epilogue.hand_over(rings, turn, accumulator_ub)
+            else:
+                T.copy(rings.l0c[turn % l0c_stages, :, :], call.d[row : row + bm, col : col + bn])
+            pipeline.released(turn)
+        pipeline.close()
+        if through_vectors:
+            epilogue.close_cube()
 
     @T.macro
-    def finish_half(accumulator: Any, slot: Any, old: Any, result: Any, alpha: Any) -> None:
-        """result = round(alpha * accumulator + old), element by element over one vector core's half tile."""
-        with T.SimdVF():
-            for vector in T.serial(T.uint16(vectors)):
-                at = T.cast(vector, "int32") * VECTOR_LANES
-                value = T.simd.vld(accumulator[slot, at])
-                if spec.alpha:
-                    value = T.simd.vmuls(value, alpha)
-                if spec.accumulate and dtype_d == "float32":
-                    value = T.simd.vadd(value, T.simd.vld(old[at]))
-                elif spec.accumulate:
-                    narrow = T.simd.vld(old[at], dist="UNPK_B16")
-                    value = T.simd.vadd(value, T.simd.vcvt(narrow, "float32", part=0))
-                if dtype_d == "float32":
-                    T.simd.vsts(result[at], value)
-                else:
-                    # Not saturating: overflow becomes infinity and NaN stays NaN, as on the host.
-                    T.simd.vsts(result[at], T.simd.vcvt(value, dtype_d, sat=False, part=0), dist="PK_B32")
-
-    @T.macro
-    def vector_side(d: Any, core: Any, vector_core: Any, accumulator_ub: Any, alpha: Any) -> None:
-        result_ub = T.alloc_shared((half, bn), dtype_d)
-        result = T.view(result_ub, (half * bn,))
-        accumulator = T.view(accumulator_ub, (l0c_stages, half * bn))
-        old_ub = T.alloc_shared((half, bn), dtype_d) if spec.accumulate else result_ub
-        old = T.view(old_ub, (half * bn,))
-        for slot in T.serial(l0c_stages):
-            T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_V", UB_EMPTY + slot)
-        T.ascend_set_flag("MTE3_V", 0)
-        if spec.accumulate:
-            T.ascend_set_flag("V_MTE2", 0)
-        turns = turns_of(core)
+    def vector_side(call: Any, core: Any, vector_core: Any, accumulator_ub: Any) -> None:
+        state = epilogue.open(accumulator_ub)
+        turns = walk.turns_of(core)
         for turn in T.serial(turns):
-            tile_row, tile_col = place_of(turn * cores + core)
-            row = origin_of(tile_row, spec.m, m_tiles, bm) + vector_core * half
-            col = origin_of(tile_col, spec.n, n_tiles, bn)
-            if spec.accumulate:
-                T.ascend_wait_flag("V_MTE2", 0)
-                T.copy(d[row : row + half, col : col + bn], old_ub)
-                T.ascend_set_flag("MTE2_V", 0)
-                T.ascend_wait_flag("MTE2_V", 0)
-            T.ascend_wait_flag("MTE3_V", 0)
-            T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_V", UB_FULL + turn % l0c_stages)
-            finish_half(accumulator, turn % l0c_stages, old, result, alpha)
-            T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_V", UB_EMPTY + turn % l0c_stages)
-            if spec.accumulate:
-                T.ascend_set_flag("V_MTE2", 0)
-            T.ascend_set_flag("V_MTE3", 0)
-            T.ascend_wait_flag("V_MTE3", 0)
-            T.copy(result_ub, d[row : row + half, col : col + bn])
-            T.ascend_set_flag("MTE3_V", 0)
-        T.ascend_wait_flag("MTE3_V", 0)
-        if spec.accumulate:
-            T.ascend_wait_flag("V_MTE2", 0)
+            tile_row, tile_col = walk.place_of(turn * cores + core)
+            row = row_of(tile_row, m_tiles, bm) + vector_core * (bm // 2)
+            col = col_of(tile_col, n_tiles, bn)
+            epilogue.finish(state, turn, call.d, row, col, call.alpha)
+        epilogue.close()
 
     @T.macro
     def block(call: Any) -> None:
         with T.Kernel(cores) as core:
-            if vector_epilogue:
-                accumulator_ub = T.alloc_shared((l0c_stages, half, bn), "float32")
+            if through_vectors:
+                accumulator_ub = T.alloc_shared((l0c_stages, bm // 2, bn), "float32")
                 with T.Cube():
-                    cube_side(call.a, call.b, call.d, core, accumulator_ub)
+                    cube_side(call, core, accumulator_ub)
                 with T.Vector() as vector_core:
-                    vector_side(call.d, core, vector_core, accumulator_ub, call.alpha)
+                    vector_side(call, core, vector_core, accumulator_ub)
             else:
-                cube_side(call.a, call.b, call.d, core, None)
+                cube_side(call, core, None)
 
     return entry.prim_func(block)
 
@@ -421,5 +297,5 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=("kaas.kernel_library.entry", "kaas.kernel_library.gemm_tiles"),
+    sources=CUBE_KERNEL_SOURCES,
 )
