@@ -7,7 +7,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,15 @@ def schedule(name: str, seed: int = 0) -> Iterator[None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
+
+
+def happens_before() -> AbstractContextManager[None]:
+    """Launches inside check that flags order all accesses; their images were compiled in ``REPORTING``."""
+    return schedule("happens-before")
+
+
+REPORTING = {"KAAS_TWIN_REPORT_ACCESSES": "1"}
+"""Compiler environment of an image for ``happens_before``; such an image runs in the other schedules too."""
 
 
 def bf16(values: np.ndarray) -> np.ndarray:

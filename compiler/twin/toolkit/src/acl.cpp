@@ -394,10 +394,18 @@ aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle funcHandle, uint32_t numB
                                              std::to_string(kaas_twin::kUbBytes));
   }
   const char* schedule = std::getenv("KAAS_TWIN_SCHEDULE");
-  if (schedule != nullptr && schedule[0] != '\0' && std::strcmp(schedule, "eager") != 0) {
+  if (schedule != nullptr && std::strcmp(schedule, "happens-before") == 0) {
+    if (entry.reports_accesses == 0) {
+      return fail(ACL_ERROR_INVALID_PARAM,
+                  "launch of " + name +
+                      ": the happens-before check needs an image that reports its loads and stores; compile it "
+                      "with KAAS_TWIN_REPORT_ACCESSES=1 in the environment of bisheng");
+    }
+    plan.schedule = kaas_twin::Schedule::kHappensBefore;
+  } else if (schedule != nullptr && schedule[0] != '\0' && std::strcmp(schedule, "eager") != 0) {
     if (std::strcmp(schedule, "adversarial") != 0) {
       return fail(ACL_ERROR_INVALID_PARAM,
-                  std::string("KAAS_TWIN_SCHEDULE is eager or adversarial, not '") + schedule + "'");
+                  std::string("KAAS_TWIN_SCHEDULE is eager, adversarial or happens-before, not '") + schedule + "'");
     }
     plan.schedule = kaas_twin::Schedule::kAdversarial;
   }

@@ -1,7 +1,10 @@
 // A block at work: scalar streams and pipes issue, wait for and complete instructions.
+#include <pthread.h>
+
 #include <algorithm>
 
 #include "engine_state.h"
+#include "kaas_twin/simt_launch.h"
 #include "text.h"
 
 namespace kaas_twin {
@@ -26,6 +29,22 @@ std::uint64_t mix(std::uint64_t value) {
 void scalar_entry(void* argument) {
   const auto* plan = static_cast<const LaunchPlan*>(argument);
   plan->kernel->call(plan->arguments);
+}
+
+// Of the calling host thread.
+bool on_host_stack(const void* address) {
+  static thread_local const std::pair<const char*, std::size_t> stack = [] {
+    pthread_attr_t attributes;
+    void* low = nullptr;
+    std::size_t bytes = 0;
+    if (pthread_getattr_np(pthread_self(), &attributes) == 0) {
+      pthread_attr_getstack(&attributes, &low, &bytes);
+      pthread_attr_destroy(&attributes);
+    }
+    return std::pair(static_cast<const char*>(low), bytes);
+  }();
+  const auto* byte = static_cast<const char*>(address);
+  return byte >= stack.first && byte < stack.first + stack.second;
 }
 
 bool lock_open(const Core& core, const Instruction& lock) {
@@ -91,6 +110,8 @@ Session::Session(const LaunchPlan& plan, const std::vector<std::uint32_t>& block
     arenas_.push_back(std::move(arena));
     blocks_.push_back(std::move(block));
   }
+  if (plan.shadow != nullptr)
+    check_ = std::make_unique<HappensBefore>(*plan.shadow, blocks_, plan.blocks);
   random_state_ = mix(plan.seed * 0x100000001b3ull + (block_indices.size() == 1 ? block_indices[0] + 1 : 0));
 }
 
@@ -111,6 +132,20 @@ std::string Session::place() const {
   return text;
 }
 
+bool Session::on_chip(const void* address) const {
+  for (const auto& arena : arenas_) {
+    if (arena->on_chip(address)) return true;
+  }
+  return false;
+}
+
+bool Session::on_stack(const void* address) const {
+  for (const auto& arena : arenas_) {
+    if (arena->on_stack(address)) return true;
+  }
+  return on_host_stack(address) || simt::on_stack(address);
+}
+
 void Session::fail_here(const std::string& text) {
   // Many texts begin with the intrinsic; the place need not repeat it.
   const std::string name = std::string(instruction_) + ": ";
@@ -120,6 +155,7 @@ void Session::fail_here(const std::string& text) {
 
 std::string Session::run() {
   t_session = this;
+  running_check = check_.get();
   std::string text;
   if (sigsetjmp(recovery, 1) == 0) {
     recoverable = true;
@@ -129,16 +165,17 @@ std::string Session::run() {
     text = fault_text_;
   }
   recoverable = false;
+  running_check = nullptr;
   t_session = nullptr;
   return text;
 }
 
 std::string Session::run_guarded() {
   try {
-    if (plan_.schedule == Schedule::kEager) {
-      loop_eager();
-    } else {
+    if (plan_.schedule == Schedule::kAdversarial) {
       loop_adversarial();
+    } else {
+      loop_eager();
     }
     check_finished();
     return "";
@@ -184,18 +221,60 @@ bool Session::ready(Core& core, int slot, const Instruction& instruction) const 
   }
 }
 
+void Session::begin_check(Core& core, int slot, const Instruction& instruction) {
+  check_->begin(core, slot, instruction.issue, instruction.name);
+  if (instruction.step != Step::kRun) return;
+  switch (instruction.unit_flag) {
+    case UnitFlag::kNone: return;
+    case UnitFlag::kAccumulate:
+    case UnitFlag::kComplete: check_->unit_flag_write(core, instruction.accumulator); return;
+    case UnitFlag::kReadKeep:
+    case UnitFlag::kReadRelease: check_->unit_flag_read(core, instruction.accumulator); return;
+  }
+}
+
+void Session::end_check() {
+  // Found where nothing may be thrown: inside loads and stores of generated code.
+  if (check_ != nullptr && !check_->finding().empty()) throw BlockFailure(check_->finding());
+}
+
 // Carries out an instruction whose condition holds.
 void Session::complete(Core& core, int slot, Instruction& instruction) {
+  if (check_ != nullptr) begin_check(core, slot, instruction);
   switch (instruction.step) {
     case Step::kRun:
       instruction.task();
-      if (instruction.unit_flag == UnitFlag::kComplete) core.accumulator_full[instruction.accumulator] = true;
-      if (instruction.unit_flag == UnitFlag::kReadRelease)
+      if (instruction.unit_flag == UnitFlag::kComplete) {
+        core.accumulator_full[instruction.accumulator] = true;
+        if (check_ != nullptr) check_->unit_flag_written(core, instruction.accumulator);
+      }
+      if (instruction.unit_flag == UnitFlag::kReadRelease) {
         core.accumulator_full[instruction.accumulator] = false;
+        if (check_ != nullptr) check_->unit_flag_released(core, instruction.accumulator);
+      }
+      end_check();
       return;
-    case Step::kNotify: ++core.flags[slot][instruction.other][instruction.id]; return;
-    case Step::kWait: --core.flags[instruction.other][slot][instruction.id]; return;
-    case Step::kUnlock: ++core.unlocks_done[instruction.id][slot]; return;
+    case Step::kNotify:
+      ++core.flags[slot][instruction.other][instruction.id];
+      if (check_ != nullptr) check_->notify(core, slot, instruction.other, instruction.id);
+      return;
+    case Step::kWait:
+      --core.flags[instruction.other][slot][instruction.id];
+      if (check_ != nullptr) check_->wait(core, slot, instruction.other, instruction.id);
+      return;
+    case Step::kLock:
+      if (check_ != nullptr) check_->lock(core, slot, instruction.id, instruction.unlocks_before->data());
+      return;
+    case Step::kUnlock:
+      ++core.unlocks_done[instruction.id][slot];
+      if (check_ != nullptr) check_->unlock(core, slot, instruction.id);
+      return;
+    case Step::kPipeBarrier:
+      if (check_ != nullptr) check_->pipe_barrier(core, slot);
+      return;
+    case Step::kDrain:
+      if (check_ != nullptr) check_->drain(core);
+      return;
     case Step::kIntraArrive: {
       auto add = [&](Core* target, int id) {
         if (target == nullptr)
@@ -204,6 +283,7 @@ void Session::complete(Core& core, int slot, Instruction& instruction) {
           fail_here(format("counter %d of %s exceeds %d: nobody waits for it", id, target->label().c_str(),
                            kIntraLimit));
         }
+        if (check_ != nullptr) check_->intra_arrive(core, slot, *target, id);
       };
       if (core.kind == CoreKind::kAic) {
         add(core.block->aiv[instruction.id / 16], instruction.id % 16);
@@ -214,9 +294,14 @@ void Session::complete(Core& core, int slot, Instruction& instruction) {
       }
       return;
     }
-    case Step::kIntraWait: --core.intra[instruction.id]; return;
+    case Step::kIntraWait:
+      --core.intra[instruction.id];
+      if (check_ != nullptr) check_->intra_wait(core, slot, instruction.id);
+      return;
     case Step::kInterArrive: {
       ++core.inter_arrivals[instruction.id];
+      if (check_ != nullptr)
+        check_->inter_arrive(core, slot, instruction.id, core.inter_arrivals[instruction.id]);
       std::uint32_t least = ~0u;
       for (Core* peer : cores_) {
         if (peer->kind == core.kind) least = std::min(least, peer->inter_arrivals[instruction.id]);
@@ -229,7 +314,10 @@ void Session::complete(Core& core, int slot, Instruction& instruction) {
       }
       return;
     }
-    case Step::kInterWait: --core.inter[instruction.id]; return;
+    case Step::kInterWait:
+      --core.inter[instruction.id];
+      if (check_ != nullptr) check_->inter_wait(core, slot, instruction.id);
+      return;
     default: return;
   }
 }
@@ -253,14 +341,17 @@ void Session::step_scalar(Core& core) {
   core.scalar_wait = Instruction{};
   core.scalar_wait.step = Step::kYield;
   instruction_ = "";
+  if (check_ != nullptr) check_->begin(core, 0, nullptr, "");
   core.fibre.resume();
   core.scalar_done = core.fibre.finished();
+  end_check();
 }
 
 void Session::block_scalar(Instruction&& wait) {
   Core& core = *core_;
-  if (wait.step != Step::kYield && plan_.schedule == Schedule::kEager && ready(core, 0, wait)) {
+  if (wait.step != Step::kYield && plan_.schedule != Schedule::kAdversarial && ready(core, 0, wait)) {
     complete(core, 0, wait);
+    if (check_ != nullptr) check_->begin(core, 0, nullptr, "");
     return;
   }
   core.scalar_wait = std::move(wait);
@@ -281,6 +372,7 @@ void Session::issue(int slot, Instruction&& instruction) {
       instruction_ = instruction.name;
       complete(core, 0, instruction);
       instruction_ = outer;
+      if (check_ != nullptr) check_->begin(core, 0, nullptr, "");
     }
     return;
   }
@@ -289,6 +381,10 @@ void Session::issue(int slot, Instruction&& instruction) {
     fail_here(format("%s: %s exists on the AIC only", instruction.name, kPipeNames[slot]));
   if (core.kind == CoreKind::kAic && slot == 1)
     fail_here(format("%s: %s exists on an AIV only", instruction.name, kPipeNames[slot]));
+  if (check_ != nullptr) {
+    end_check();
+    instruction.issue = check_->issued(core);
+  }
   core.queues[static_cast<std::size_t>(slot)].push_back(std::move(instruction));
   ++core.queued;
   const bool far_ahead = plan_.schedule == Schedule::kAdversarial && plan_.seed % 3 == 1;

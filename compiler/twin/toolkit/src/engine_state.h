@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "happens_before.h"
 #include "kaas_twin/engine.h"
 #include "kaas_twin/fibre.h"
 #include "kaas_twin/image.h"
@@ -44,6 +45,7 @@ enum class Step : std::uint8_t {
   kIntraWait,
   kInterArrive,
   kInterWait,
+  kPipeBarrier,  // everything before it in the pipe has ended
   kDrain,  // scalar only: every pipe of the core is empty
   kYield,  // scalar only: always ready
 };
@@ -62,6 +64,7 @@ struct Instruction {
   const char* name = "";
   Task task;
   std::unique_ptr<UnlockCounts> unlocks_before;  // of a lock
+  SharedClock issue;  // in a checked run: what the scalar stream had waited for
 };
 
 // Special registers, written by scalar code at once and sampled when an instruction is issued.
@@ -114,7 +117,7 @@ struct Block {
   std::array<Core*, 2> aiv = {nullptr, nullptr};
 };
 
-enum class Schedule : std::uint8_t { kEager, kAdversarial };
+enum class Schedule : std::uint8_t { kEager, kAdversarial, kHappensBefore };
 
 struct LaunchPlan {
   const KernelEntry* kernel = nullptr;
@@ -123,6 +126,7 @@ struct LaunchPlan {
   Schedule schedule = Schedule::kEager;
   std::uint64_t seed = 0;
   std::uint32_t dynamic_ub_bytes = 0;
+  Shadow* shadow = nullptr;  // of a checked launch
 };
 
 // On-chip memories and scalar stacks of one block; recycled between blocks and launches.
@@ -135,6 +139,8 @@ class Arena {
 
   void attach(Block& block);  // hands the memories to the cores, filled with NaN bits
   bool describe_fault(const void* address, std::string& text) const;
+  bool on_chip(const void* address) const;
+  bool on_stack(const void* address) const;
 
   std::uint8_t* ub(int which) const;  // 0, 1: the AIVs; 2: the AIC's shadow
   void* stack(int core) const { return stacks_.low(static_cast<std::size_t>(core)); }
@@ -168,6 +174,8 @@ class Session {
   void block_scalar(Instruction&& wait);
   int running_pipe() const { return pipe_; }
   std::string place() const;
+  bool on_chip(const void* address) const;
+  bool on_stack(const void* address) const;  // of this host thread, its scalar streams and SIMT threads
   [[noreturn]] void fail_here(const std::string& text);
 
   // For the fault handler.
@@ -189,6 +197,8 @@ class Session {
   bool scalar_ready(Core& core) const { return !core.scalar_done && ready(core, 0, core.scalar_wait); }
   bool unit_ready(const Unit& unit) const;
   void complete(Core& core, int slot, Instruction& instruction);
+  void begin_check(Core& core, int slot, const Instruction& instruction);
+  void end_check();
   void step_pipe(Core& core, int slot);
   void step_scalar(Core& core);
   void check_finished();
@@ -205,6 +215,7 @@ class Session {
   const char* instruction_ = "";
   std::uint64_t random_state_ = 0;
   std::string fault_text_;
+  std::unique_ptr<HappensBefore> check_;  // of a checked run
 };
 
 // Issues with the current session; used by the intrinsics.

@@ -61,6 +61,40 @@ std::uint8_t* ub_range(const void* address, std::size_t bytes, const char* intri
   return onchip(Memory::kUb, offset, bytes, intrinsic, alignment);
 }
 
+const std::uint8_t* vector_load(const void* address, std::size_t bytes, const char* intrinsic,
+                                std::size_t alignment) {
+  assert_on_pipe_v(intrinsic);
+  const std::uint8_t* from = ub_range(address, bytes, intrinsic, alignment);
+  if (running_check != nullptr) running_check->touch_vector(from, bytes, Access::kRead, intrinsic);
+  return from;
+}
+
+std::uint8_t* vector_store_unnoted(const void* address, std::size_t bytes, const char* intrinsic,
+                                   std::size_t alignment) {
+  assert_on_pipe_v(intrinsic);
+  return ub_range(address, bytes, intrinsic, alignment);
+}
+
+std::uint8_t* vector_store(const void* address, std::size_t bytes, const char* intrinsic, std::size_t alignment) {
+  std::uint8_t* to = vector_store_unnoted(address, bytes, intrinsic, alignment);
+  note_vector_store(to, bytes, intrinsic);
+  return to;
+}
+
+void note_vector_store(const void* address, std::size_t bytes, const char* intrinsic) {
+  if (running_check != nullptr) running_check->touch_vector(address, bytes, Access::kWrite, intrinsic);
+}
+
+bool accesses_are_checked() { return running_check != nullptr; }
+
+void vector_barrier() {
+  if (running_check != nullptr) running_check->vector_barrier();
+}
+
+void note_atomic(const void* address, std::size_t bytes) {
+  if (running_check != nullptr) running_check->touch_directly(address, bytes, Access::kAtomic);
+}
+
 void assert_on_pipe_v(const char* intrinsic) {
   if (Session::current() == nullptr || Session::current()->running_pipe() != 1) {
     fail("%s: a vector instruction outside a vector function (not on PIPE_V)", intrinsic);

@@ -27,8 +27,14 @@ unsigned host_threads() {
 
 }  // namespace
 
-std::string run_launch(const LaunchPlan& plan) {
-  if (plan.blocks == 0) return "a launch needs at least one block";
+std::string run_launch(const LaunchPlan& launch) {
+  if (launch.blocks == 0) return "a launch needs at least one block";
+  LaunchPlan plan = launch;
+  std::unique_ptr<Shadow> shadow;
+  if (plan.schedule == Schedule::kHappensBefore) {
+    shadow = std::make_unique<Shadow>();
+    plan.shadow = shadow.get();
+  }
   FaultGuard faults;
   if (plan.kernel->crosses_blocks != 0) {
     SignalStack stack;
@@ -60,7 +66,8 @@ std::string run_launch(const LaunchPlan& plan) {
     }
   };
   std::vector<std::thread> others;
-  const unsigned threads = std::min<std::uint32_t>(host_threads(), plan.blocks);
+  // A checked launch has one shadow of GM for all its blocks, which run one after another.
+  const unsigned threads = shadow != nullptr ? 1 : std::min<std::uint32_t>(host_threads(), plan.blocks);
   for (unsigned i = 1; i < threads; ++i) {
     try {
       others.emplace_back(work);

@@ -73,6 +73,17 @@ void Arena::attach(Block& block) {
   }
 }
 
+bool Arena::on_chip(const void* address) const {
+  const auto* byte = static_cast<const std::uint8_t*>(address);
+  return byte >= mapping_ && byte < mapping_ + kUbArea + kCubeBytes;
+}
+
+bool Arena::on_stack(const void* address) const {
+  const auto* byte = static_cast<const char*>(address);
+  const auto* last = static_cast<const char*>(stacks_.low(stacks_.count() - 1)) + stacks_.bytes();
+  return byte >= static_cast<const char*>(stacks_.low(0)) && byte < last;
+}
+
 bool Arena::describe_fault(const void* address, std::string& text) const {
   if (stacks_.in_guard(address)) {
     text = "the scalar stack overflowed";

@@ -55,6 +55,13 @@ struct Warp {
 
 class Scheduler {
  public:
+  bool on_stack(const void* address) const {
+    const auto* byte = static_cast<const char*>(address);
+    return std::any_of(chunks_.begin(), chunks_.end(), [byte](const void* chunk) {
+      return byte >= static_cast<const char*>(chunk) && byte < static_cast<const char*>(chunk) + kChunkBytes;
+    });
+  }
+
   ~Scheduler() {
     for (void* chunk : chunks_) munmap(chunk, kChunkBytes);
   }
@@ -219,6 +226,7 @@ void Scheduler::launch(Coordinates size, Body body, void* arguments) {
     for (const Thread& thread : threads_) waiting += thread.state == State::kAtBarrier ? 1 : 0;
     if (waiting == 0) break;
     if (waiting != threads_.size()) report_divergence();
+    if (running_check != nullptr) running_check->thread_barrier();
   }
   check_stacks();
   interrupted_ = false;
@@ -301,6 +309,8 @@ void Scheduler::report_divergence() const {
 }  // namespace
 
 void launch(Coordinates block_size, Body body, void* arguments) { scheduler().launch(block_size, body, arguments); }
+
+bool on_stack(const void* address) { return scheduler().on_stack(address); }
 
 void barrier() {
   current("asc_syncthreads");

@@ -74,9 +74,15 @@ void copy_gm_to_l1(const char* name, std::uint64_t target, const void* source, i
     const std::uint64_t bytes = extent(column_blocks, extent(rows, 32, row_stride * 32), column_stride * 32);
     std::uint8_t* l1 = onchip(Memory::kL1, target, bytes, name, kBlockBytes);
     const auto* gm = static_cast<const std::uint8_t*>(source);
+    if (running_check != nullptr) {
+      const auto element = static_cast<std::uint64_t>(element_bytes);
+      for (std::uint64_t line = 0; line < (transposed ? columns : rows); ++line)
+        reads(gm + line * pitch_bytes, (transposed ? rows : columns) * element);
+    }
     for (std::uint64_t row = 0; row < rows; ++row) {
       for (std::uint64_t block = 0; block < column_blocks; ++block) {
         std::uint8_t* to = l1 + (block * column_stride + row * row_stride) * 32;
+        writes(to, 32);
         const std::uint64_t first = block * c0;
         const int count = static_cast<int>(std::min<std::uint64_t>(c0, columns - first));
         if (!transposed) {
@@ -112,6 +118,7 @@ void fill_l1(const char* name, std::uint64_t target, std::uint32_t pattern, int 
     for (int at = 0; at < 32; at += pattern_bytes)
       std::memcpy(block + at, &pattern, static_cast<std::size_t>(pattern_bytes));
     for (std::uint64_t i = 0; i < repeats; ++i) {
+      writes(l1 + i * pitch, blocks * 32);
       for (std::uint64_t b = 0; b < blocks; ++b) std::memcpy(l1 + i * pitch + b * 32, block, 32);
     }
   });
@@ -129,10 +136,15 @@ void copy_l1_to_l0(const char* name, bool to_l0b, bool transpose, int element_by
     const Memory memory = to_l0b ? Memory::kL0B : Memory::kL0A;
     auto from = [&](std::uint64_t row, std::uint64_t column) {
       const std::uint64_t fractal = (s.column_start + column) * s.source_stride + s.row_start + row;
-      return onchip(Memory::kL1, source + fractal * kFractalBytes, kFractalBytes, name, kBlockBytes);
+      const std::uint8_t* at =
+          onchip(Memory::kL1, source + fractal * kFractalBytes, kFractalBytes, name, kBlockBytes);
+      reads(at, kFractalBytes);
+      return at;
     };
     auto to = [&](std::uint64_t fractal) {
-      return onchip(memory, target + fractal * kFractalBytes, kFractalBytes, name, kFractalBytes);
+      std::uint8_t* at = onchip(memory, target + fractal * kFractalBytes, kFractalBytes, name, kFractalBytes);
+      writes(at, kFractalBytes);
+      return at;
     };
     for (std::uint32_t row = 0; row < s.rows; ++row) {
       if (!transpose) {
@@ -219,6 +231,12 @@ void convert_row(std::uint8_t* out, const float* row, std::uint64_t count, Conve
   }
 }
 
+// Tells a checked run what a copy reads of the accumulator.
+void read_accumulator(const std::uint8_t* l0c, const FixpipeCopy& s) {
+  for (std::uint64_t first = 0; first < s.columns; first += 16)
+    reads(l0c + first * s.source_stride * 4, std::uint64_t{s.rows} * 64);
+}
+
 std::uint64_t accumulator_extent(const FixpipeCopy& s) {
   const std::uint64_t last_block = (std::uint64_t{s.columns} - 1) / 16;
   return (last_block * s.source_stride * 16 + (std::uint64_t{s.rows} - 1) * 16 + 16) * 4;
@@ -235,6 +253,7 @@ void copy_l0c_to_gm(const char* name, void* target, Element target_element, std:
   const Registers registers = core().registers;
   auto work = [=] {
     const std::uint8_t* l0c = onchip(Memory::kL0C, source, accumulator_extent(s), name, 64);
+    read_accumulator(l0c, s);
     const std::uint64_t element_bytes = conversion == Conversion::kNone ? 4 : 2;
     std::vector<float> row(s.columns);
     std::vector<std::uint8_t> converted(s.columns * element_bytes);
@@ -242,8 +261,10 @@ void copy_l0c_to_gm(const char* name, void* target, Element target_element, std:
       read_row(row.data(), l0c, m, 0, s.columns, s.source_stride, s.relu == 1);
       std::uint8_t* out = static_cast<std::uint8_t*>(target) + m * s.target_pitch * element_bytes;
       if (registers.atomic_op == 0) {
+        writes(out, s.columns * element_bytes);
         convert_row(out, row.data(), s.columns, conversion);
       } else {
+        updates(out, converted.size());
         convert_row(converted.data(), row.data(), s.columns, conversion);
         atomic_store(name, out, converted.data(), converted.size(), registers.atomic_op,
                      static_cast<Element>(registers.atomic_element));
@@ -269,6 +290,7 @@ void copy_l0c_to_ub(const char* name, void* target, Element target_element, std:
   const auto offset = static_cast<std::uint64_t>(static_cast<std::uint8_t*>(target) - core().ub);
   auto work = [=] {
     const std::uint8_t* l0c = onchip(Memory::kL0C, source, accumulator_extent(s), name, 64);
+    read_accumulator(l0c, s);
     const std::uint64_t element_bytes = conversion == Conversion::kNone ? 4 : 2;
     const std::uint64_t rows = dual == 1 ? s.rows / 2 : s.rows;
     const std::uint64_t columns = dual == 2 ? s.columns / 2 : s.columns;
@@ -291,6 +313,7 @@ void copy_l0c_to_ub(const char* name, void* target, Element target_element, std:
         const std::uint64_t source_row = dual == 1 ? static_cast<std::uint64_t>(sub) * rows + m : m;
         const std::uint64_t first = dual == 2 ? static_cast<std::uint64_t>(sub) * columns : 0;
         read_row(row.data(), l0c, source_row, first, columns, s.source_stride, s.relu == 1);
+        writes(aiv->ub + offset + m * pitch, columns * element_bytes);
         convert_row(aiv->ub + offset + m * pitch, row.data(), columns, conversion);
       }
     }
@@ -318,6 +341,8 @@ void copy_gm_to_ub(const char* name, void* target, const void* source, int eleme
     for (std::uint64_t i = 0; i < b.count; ++i) {
       std::uint8_t* to = ub + i * b.target_pitch;
       const std::uint8_t* from = gm + i * b.source_pitch;
+      writes(to, row);
+      reads(from, b.bytes);
       const std::uint8_t* filler = constant_padding ? reinterpret_cast<const std::uint8_t*>(&pad) : from;
       const auto element = static_cast<std::size_t>(element_bytes);
       for (std::uint64_t at = 0; at < left; at += element) std::memcpy(to + at, filler, element);
@@ -342,9 +367,12 @@ void copy_ub_to_gm(const char* name, void* target, const void* source, Element e
     for (std::uint64_t i = 0; i < b.count; ++i) {
       std::uint8_t* to = gm + i * b.target_pitch;
       const std::uint8_t* from = ub + i * b.source_pitch;
+      reads(from, b.bytes);
       if (registers.atomic_op == 0) {
+        writes(to, b.bytes);
         std::memcpy(to, from, b.bytes);
       } else {
+        updates(to, b.bytes);
         atomic_store(name, to, from, b.bytes, registers.atomic_op,
                      static_cast<Element>(registers.atomic_element));
       }
@@ -372,6 +400,8 @@ void copy_ub_to_l1(const char* name, std::uint64_t target, const void* source, s
            static_cast<unsigned long long>(target), kBlockBytes);
     }
     for (std::uint64_t i = 0; i < bursts; ++i) {
+      reads(ub + i * source_pitch, bytes);
+      writes(aic->l1 + target + i * target_pitch, bytes);
       std::memcpy(aic->l1 + target + i * target_pitch, ub + i * source_pitch, bytes);
     }
   });

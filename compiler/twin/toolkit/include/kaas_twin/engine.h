@@ -38,6 +38,10 @@
 #define __launch_bounds__(...)
 #define __SIMT_DEVICE_FUNCTIONS_DECL__
 
+// Code of the emulation whose own loads and stores are no accesses of the kernel (see happens_before.h of the
+// engine: an image compiled for the check reports every load and store of its text).
+#define KAAS_TWIN_UNCHECKED __attribute__((no_sanitize("thread")))
+
 #ifndef __NPU_ARCH__
 #define __NPU_ARCH__ 3510
 #endif
@@ -105,6 +109,21 @@ std::uint8_t* ub_range(const void* address, std::size_t bytes, const char* intri
 std::uint8_t* onchip(Memory memory, std::uint64_t offset, std::uint64_t bytes, const char* intrinsic,
                      std::size_t alignment = 1);
 
+// The same for a load and a store of a vector function, outside PIPE_V an error. In a checked run they also note
+// the access; note_vector_store does nothing else, for stores with holes.
+const std::uint8_t* vector_load(const void* address, std::size_t bytes, const char* intrinsic,
+                                std::size_t alignment);
+std::uint8_t* vector_store(const void* address, std::size_t bytes, const char* intrinsic, std::size_t alignment);
+std::uint8_t* vector_store_unnoted(const void* address, std::size_t bytes, const char* intrinsic,
+                                   std::size_t alignment);
+void note_vector_store(const void* address, std::size_t bytes, const char* intrinsic);
+// Whether the running launch checks what orders its accesses.
+bool accesses_are_checked();
+// asc_mem_bar between vector stores and the vector loads after it.
+void vector_barrier();
+// An atomic update from a SIMT function.
+void note_atomic(const void* address, std::size_t bytes);
+
 // Stops the block when the caller is not running as an instruction of PIPE_V of an AIV.
 void assert_on_pipe_v(const char* intrinsic);
 
@@ -114,19 +133,21 @@ class Task {
   Task() = default;
   template <typename F, typename = std::enable_if_t<!std::is_same_v<std::decay_t<F>, Task>>>
   explicit Task(F&& closure) : body_(new Holder<std::decay_t<F>>(std::forward<F>(closure))) {}
-  void operator()() { body_->call(); }
+  KAAS_TWIN_UNCHECKED void operator()() { body_->call(); }
   explicit operator bool() const { return body_ != nullptr; }
 
  private:
   struct Body {
-    virtual ~Body() = default;
+    KAAS_TWIN_UNCHECKED Body() {}
+    KAAS_TWIN_UNCHECKED virtual ~Body() {}
     virtual void call() = 0;
   };
   template <typename F>
   struct Holder final : Body {
-    explicit Holder(F&& closure) : closure_(std::move(closure)) {}
-    explicit Holder(const F& closure) : closure_(closure) {}
-    void call() override { closure_(); }
+    KAAS_TWIN_UNCHECKED explicit Holder(F&& closure) : closure_(std::move(closure)) {}
+    KAAS_TWIN_UNCHECKED explicit Holder(const F& closure) : closure_(closure) {}
+    KAAS_TWIN_UNCHECKED ~Holder() override {}
+    KAAS_TWIN_UNCHECKED void call() override { closure_(); }
     F closure_;
   };
   std::unique_ptr<Body> body_;
@@ -145,7 +166,7 @@ void submit(pipe_t pipe, const char* name, F&& closure) {
 // becomes one instruction of PIPE_V.
 template <typename F, typename... Arguments>
 void vector_function(const char* name, F function, Arguments... arguments) {
-  submit_task(PIPE_V, name, Task([=] { function(arguments...); }));
+  submit_task(PIPE_V, name, Task([=]() KAAS_TWIN_UNCHECKED { function(arguments...); }));
 }
 
 }  // namespace kaas_twin

@@ -18,6 +18,7 @@ struct KernelEntry {
   KernelKind kind;
   std::uint32_t vectors_per_block;  // AIVs of a mixed block
   std::uint32_t crosses_blocks;     // 1 when the source uses inter-block flags
+  std::uint32_t reports_accesses;   // 1 when compiled for the happens-before check
 };
 
 struct ImageTable {
@@ -74,7 +75,13 @@ template <auto Kernel>
 constexpr KernelEntry kernel_entry(const char* name, KernelKind kind, std::uint32_t vectors,
                                    bool crosses_blocks) {
   using Signature = KernelSignature<decltype(Kernel)>;
-  return {name, &Signature::template call<Kernel>, Signature::bytes, kind, vectors, crosses_blocks ? 1u : 0u};
+#ifdef __SANITIZE_THREAD__
+  const std::uint32_t reports_accesses = 1;
+#else
+  const std::uint32_t reports_accesses = 0;
+#endif
+  return {name,    &Signature::template call<Kernel>, Signature::bytes, kind,
+          vectors, crosses_blocks ? 1u : 0u,          reports_accesses};
 }
 
 }  // namespace kaas_twin

@@ -2,7 +2,6 @@
 // they are real atomics.
 #pragma once
 
-#include <atomic>
 #include <bit>
 #include <cstdint>
 
@@ -15,11 +14,14 @@ using AtomicBits =
     std::conditional_t<sizeof(T) == 2, std::uint16_t, std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
 
 template <typename T, typename Change>
-T atomic_update(T* address, Change change) {
+KAAS_TWIN_UNCHECKED T atomic_update(T* address, Change change) {
   using Bits = AtomicBits<T>;
-  std::atomic_ref<Bits> cell(*reinterpret_cast<Bits*>(address));
-  Bits old = cell.load(std::memory_order_relaxed);
-  while (!cell.compare_exchange_weak(old, std::bit_cast<Bits>(static_cast<T>(change(std::bit_cast<T>(old)))))) {
+  note_atomic(address, sizeof(T));
+  auto* cell = reinterpret_cast<Bits*>(address);
+  Bits old = __atomic_load_n(cell, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(cell, &old,
+                                      std::bit_cast<Bits>(static_cast<T>(change(std::bit_cast<T>(old)))), true,
+                                      __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
   }
   return std::bit_cast<T>(old);
 }

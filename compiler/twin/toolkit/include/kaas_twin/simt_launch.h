@@ -40,6 +40,9 @@ void launch(Coordinates block_size, Body body, void* arguments);
 /// Waits until all threads of the block are here.
 void barrier();
 
+/// Whether an address lies on the stack of one of this host thread's SIMT threads.
+bool on_stack(const void* address);
+
 }  // namespace kaas_twin::simt
 
 #define threadIdx (::kaas_twin::simt::current("threadIdx").thread)
@@ -61,8 +64,8 @@ using cce::dim3;
 /// Queues `Function(arguments...)`, run by every thread of a block of `size` threads, on PIPE_V.
 template <auto Function, typename... Arguments>
 inline void asc_vf_call(cce::dim3 size, Arguments... arguments) {
-  kaas_twin::submit(PIPE_V, "asc_vf_call", [=] {
-    auto call = [&] { Function(arguments...); };
+  kaas_twin::submit(PIPE_V, "asc_vf_call", [=]() KAAS_TWIN_UNCHECKED {
+    auto call = [&]() KAAS_TWIN_UNCHECKED { Function(arguments...); };
     kaas_twin::simt::launch(
         {size.x, size.y, size.z}, [](void* closure) { (*static_cast<decltype(call)*>(closure))(); }, &call);
   });

@@ -11,16 +11,28 @@ namespace kaas_twin {
 template <typename T>
 inline const T* ub_source(const T* address, int64_t offset, int64_t elements, const char* intrinsic,
                           std::size_t alignment) {
-  assert_on_pipe_v(intrinsic);
   return reinterpret_cast<const T*>(
-      ub_range(address + offset, static_cast<std::size_t>(elements) * sizeof(T), intrinsic, alignment));
+      vector_load(address + offset, static_cast<std::size_t>(elements) * sizeof(T), intrinsic, alignment));
 }
 
 template <typename T>
 inline T* ub_target(T* address, int64_t offset, int64_t elements, const char* intrinsic, std::size_t alignment) {
-  assert_on_pipe_v(intrinsic);
   return reinterpret_cast<T*>(
-      ub_range(address + offset, static_cast<std::size_t>(elements) * sizeof(T), intrinsic, alignment));
+      vector_store(address + offset, static_cast<std::size_t>(elements) * sizeof(T), intrinsic, alignment));
+}
+
+/// The same for a store of `count` elements of `width` bytes of which a mask leaves some out.
+template <typename T>
+inline uint8_t* ub_masked_target(void* address, int count, std::size_t width, const Predicate& mask, int first_lane,
+                                 const char* intrinsic) {
+  uint8_t* to =
+      vector_store_unnoted(address, static_cast<std::size_t>(count) * width, intrinsic, kBlockBytes);
+  if (accesses_are_checked()) {
+    for (int i = 0; i < count; ++i) {
+      if (mask.active<T>(first_lane + i)) note_vector_store(to + static_cast<std::size_t>(i) * width, width, intrinsic);
+    }
+  }
+  return to;
 }
 
 /// One past the last active element, so that a masked tail may end at the end of UB.
@@ -113,12 +125,12 @@ namespace store {
 /// 32-byte aligned and masked, lane i to element i.
 template <typename T>
 void norm(T* dst, const Register<T>& src, int64_t offset, const Predicate& mask, const char* intrinsic) {
-  const int extent = active_extent<T>(mask);
-  T* to = ub_target(dst, offset, extent, intrinsic, kBlockBytes);
   if (all_active<T>(mask)) {
-    std::memcpy(to, &src, sizeof(src));
+    std::memcpy(ub_target(dst, offset, Register<T>::lanes, intrinsic, kBlockBytes), &src, sizeof(src));
     return;
   }
+  const int extent = active_extent<T>(mask);
+  T* to = reinterpret_cast<T*>(ub_masked_target<T>(dst + offset, extent, sizeof(T), mask, 0, intrinsic));
   for (int i = 0; i < extent; ++i) {
     if (mask.active<T>(i)) to[i] = src.lane[i];
   }
@@ -130,7 +142,7 @@ void narrow(T* dst, const Register<T>& src, int64_t offset, const Predicate& mas
   constexpr std::size_t width = sizeof(T) / Factor;
   const int extent = active_extent<T>(mask);
   auto* bytes = reinterpret_cast<uint8_t*>(dst) + offset * static_cast<int64_t>(sizeof(T));
-  uint8_t* to = ub_target(bytes, 0, extent * static_cast<int64_t>(width), intrinsic, kBlockBytes);
+  uint8_t* to = ub_masked_target<T>(bytes, extent, width, mask, 0, intrinsic);
   for (int i = 0; i < extent; ++i) {
     if (mask.active<T>(i)) std::memcpy(to + static_cast<std::size_t>(i) * width, &src.lane[i], width);
   }
@@ -144,7 +156,8 @@ void blocks(T* dst, const Register<T>& src, uint16_t block_stride, const Predica
     int extent = per_block;
     while (extent > 0 && !mask.active<T>(block * per_block + extent - 1)) --extent;
     if (extent == 0) continue;
-    T* to = ub_target(dst, int64_t{block} * block_stride * per_block, extent, intrinsic, kBlockBytes);
+    T* to = reinterpret_cast<T*>(ub_masked_target<T>(dst + int64_t{block} * block_stride * per_block, extent,
+                                                     sizeof(T), mask, block * per_block, intrinsic));
     for (int i = 0; i < extent; ++i) {
       if (mask.active<T>(block * per_block + i)) to[i] = src.lane[block * per_block + i];
     }
@@ -347,8 +360,10 @@ inline void asc_scatter(T* dst, const kaas_twin::Register<T>& src, const kaas_tw
   }
 }
 
-/// Orders vector stores and loads of one vector function. The twin runs them in program order.
+/// Orders vector stores and loads of one vector function. The twin runs them in program order; a checked run wants a
+/// barrier before a load of what the function has stored.
 template <int Kind>
 inline void asc_mem_bar(kaas_twin::Tag<kaas_twin::kBarrier, Kind>) {
   kaas_twin::assert_on_pipe_v("asc_mem_bar");
+  if constexpr (Kind == VV_ALL.value || Kind == VST_VLD.value) kaas_twin::vector_barrier();
 }
