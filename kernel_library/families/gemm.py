@@ -3,7 +3,7 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang programs below are a language of their own: their annotations are buffers, not types.
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ from kaas.kernel_library.cube_pipeline import (
 )
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family
+from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_tile
 from kaas.kernel_library.gemm_tiles import (
     GemmProblem,
     GemmTiles,
@@ -33,9 +34,7 @@ from kaas.kernel_library.spec import (
     KernelSpec,
     require_bool,
     require_dim,
-    require_int,
     require_one_of,
-    within,
 )
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
@@ -44,24 +43,6 @@ from kaas.proto.target import Target
 
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
 """Legal inputs, and legal outputs of each: the accumulator is fp32 and can be rounded to any of them."""
-
-MAX_EXTENT = 2**22
-"""Of a constant extent: 256 rows then span fewer than 2^31 elements, as TileLang's literals must."""
-
-GemmDim = Annotated[int, within(1, MAX_EXTENT)] | Literal["dynamic"]
-
-
-class GemmTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An explicit tile choice: output tile rows and columns, and the K step held in L1 (elements)."""
-
-    block_m: Annotated[int, within(16, 256, multiple_of=16)]
-    block_n: Annotated[int, within(16, 256, multiple_of=16)]
-    block_k: Annotated[int, within(16, 1024, multiple_of=16)]
-
-    def __post_init__(self) -> None:
-        require_int(self.block_m, "tile.block_m", 16, 256, multiple_of=16)
-        require_int(self.block_n, "tile.block_n", 16, 256, multiple_of=16)
-        require_int(self.block_k, "tile.block_k", 16, 1024, multiple_of=16)
 
 
 class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="gemm"):
@@ -100,12 +81,7 @@ class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
         require_one_of(self.layout, "layout", ("nt", "nn", "tn", "tt"))
         require_bool(self.accumulate, "accumulate")
         require_bool(self.alpha, "alpha")
-        if self.tile is not None and not isinstance(self.tile, GemmTile):
-            raise InvalidSpec(
-                "tile is not a kaas.GemmTile(block_m=..., block_n=..., block_k=...)",
-                field="tile",
-                legal="a GemmTile or null",
-            )
+        require_tile(self.tile)
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""

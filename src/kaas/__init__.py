@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from kaas.client.api import get_kernel as get_kernel
     from kaas.client.handle import KernelHandle as KernelHandle
     from kaas.kernel_library.families.gemm import GemmSpec as GemmSpec
-    from kaas.kernel_library.families.gemm import GemmTile as GemmTile
     from kaas.kernel_library.families.rmsnorm import RmsNormSpec as RmsNormSpec
+    from kaas.kernel_library.gemm_fields import GemmTile as GemmTile
     from kaas.kernel_library.registry import parse_spec as parse_spec
     from kaas.kernel_library.spec import KernelSpec as KernelSpec
     from kaas.proto.errors import ArtifactDamaged as ArtifactDamaged
@@ -52,7 +52,7 @@ _MODULES = {
     "get_kernel": "kaas.client.api",
     "KernelHandle": "kaas.client.handle",
     "GemmSpec": "kaas.kernel_library.families.gemm",
-    "GemmTile": "kaas.kernel_library.families.gemm",
+    "GemmTile": "kaas.kernel_library.gemm_fields",
     "RmsNormSpec": "kaas.kernel_library.families.rmsnorm",
     "parse_spec": "kaas.kernel_library.registry",
     "KernelSpec": "kaas.kernel_library.spec",

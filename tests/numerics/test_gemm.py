@@ -9,7 +9,8 @@ import pytest
 import torch
 from support.twin_kernels import TORCH_DTYPES, aligned, calc_diff, in_every_schedule, kernel
 
-from kaas.kernel_library.families.gemm import GemmSpec, GemmTile
+from kaas.kernel_library.families.gemm import GemmSpec
+from kaas.kernel_library.gemm_fields import GemmTile
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
 DTYPES = ("bf16", "fp16", "fp32")

@@ -10,8 +10,9 @@ import torch
 from support.twin_kernels import TwinKernel, aligned, altered_kernel
 from support.twin_toolkit import schedule
 
-from kaas.kernel_library.families.gemm import GemmSpec, GemmTile
+from kaas.kernel_library.families.gemm import GemmSpec
 from kaas.kernel_library.families.rmsnorm import RmsNormSpec
+from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.proto.errors import DeviceError
 
 SEEDS = range(24)
