@@ -245,10 +245,20 @@ def doctor(socket: Socket = None, store: Store = None, json: Json = False) -> in
 
 @app.command()
 @guarded
-def families(json: Json = False) -> None:
-    """List kernel families; with --json, the JSON Schema of each."""
-    from kaas.kernel_library import registry
+def families(
+    name: Annotated[str, typer.Argument(help="One family: its page.", show_default=False)] = "",
+    json: Json = False,
+) -> None:
+    """List kernel families, or show one: its fields, arguments, reference; with --json, the JSON Schemas."""
+    from kaas.kernel_library import kernel_pages, registry
 
+    if name:
+        family = registry.family_named(name)
+        if json:
+            print_json(registry.json_schema(family.spec_type))
+        else:
+            print(kernel_pages.page_text(family), end="")
+        return
     if json:
         print_json(registry.schemas())
         return

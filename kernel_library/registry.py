@@ -1,7 +1,8 @@
 """Registry: which families exist, and specs from JSON.
 
-Built-in families are the modules of ``kaas.kernel_library.families``; other packages add theirs through the
-entry-point group ``kaas.families`` (each entry point loads a :class:`Family`).
+Built-in families are the modules of ``kaas.kernel_library.families``, each named like its family, so that
+asking for one imports one; other packages add theirs through the entry-point group ``kaas.families`` (each
+entry point loads a :class:`Family`).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def broken_families() -> Mapping[str, str]:
 def _discovered() -> tuple[dict[str, Family], dict[str, str]]:
     found: dict[str, Family] = {}
     broken: dict[str, str] = {}
-    for module in pkgutil.iter_modules(builtin_families.__path__):
-        _add(found, importlib.import_module(f"{builtin_families.__name__}.{module.name}").FAMILY)
+    for name in builtin_names():
+        _add(found, _builtin(name))
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         try:
             family = entry.load()
@@ -63,6 +64,17 @@ def _discovered() -> tuple[dict[str, Family], dict[str, str]]:
     return found, broken
 
 
+@functools.cache
+def builtin_names() -> tuple[str, ...]:
+    """Names of the built-in families, without importing one."""
+    return tuple(module.name for module in pkgutil.iter_modules(builtin_families.__path__))
+
+
+def _builtin(name: str) -> Family:
+    family: Family = importlib.import_module(f"{builtin_families.__name__}.{name}").FAMILY
+    return family
+
+
 def _add(found: dict[str, Family], family: Family) -> None:
     if family.name in found:
         raise InvalidConfig(
@@ -74,6 +86,8 @@ def _add(found: dict[str, Family], family: Family) -> None:
 
 def family_named(name: Any) -> Family:
     """The family of that name; raises :class:`UnknownFamily` with near matches."""
+    if isinstance(name, str) and name in builtin_names():
+        return _builtin(name)
     known = families()
     if isinstance(name, str) and name in known:
         return known[name]

@@ -11,6 +11,9 @@ import grpc
 import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
+from kaas.kernel_library.family import Family
+from kaas.kernel_library.kernel_pages import page_text
+from kaas.kernel_library.registry import families, family_named, json_schema
 from kaas.proto.canonical import canonical_json
 from kaas.proto.errors import InvalidConfig
 from kaas.proto.v1 import kernel_service_pb2 as pb
@@ -170,6 +173,17 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
         environment = self._service.environment
         return pb.GetEnvironmentResponse(environment_json=canonical_json(environment).decode())
 
+    async def ListFamilies(
+        self, request: pb.ListFamiliesRequest, context: Context
+    ) -> pb.ListFamiliesResponse:
+        """What can be compiled here."""
+
+        async def answer() -> pb.ListFamiliesResponse:
+            names = [family_named(request.name).name] if request.name else sorted(families())
+            return pb.ListFamiliesResponse(families=[_family(families()[name]) for name in names])
+
+        return await _guarded(answer, context)
+
 
 async def _guarded(answer: Callable[[], Awaitable[Reply]], context: Context) -> Reply:
     """The answer, or the call ended with the error's status and its record."""
@@ -196,6 +210,15 @@ def _json(value: Any) -> str:
 def _summary(summary: KernelSummary) -> pb.KernelSummary:
     fields = msgspec.structs.asdict(summary)
     return pb.KernelSummary(spec_json=canonical_json(fields.pop("spec")).decode(), **fields)
+
+
+def _family(family: Family) -> pb.Family:
+    return pb.Family(
+        name=family.name,
+        summary=family.summary,
+        spec_schema_json=canonical_json(json_schema(family.spec_type)).decode(),
+        page=page_text(family),
+    )
 
 
 def _prewarm_event(event: PrewarmEvent) -> pb.PrewarmEvent:

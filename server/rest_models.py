@@ -265,6 +265,24 @@ class FamilyBody(BaseModel):
     spec_schema: dict[str, Any]
 
 
+class FamilyDetailBody(FamilyBody):
+    """One kernel family in full: its page (Markdown), typical specs, what it stands for upstream."""
+
+    model_config = _example(
+        {
+            "name": "gemm",
+            "summary": "dense product",
+            "spec_schema": {"type": "object"},
+            "page": "# gemm",
+            "examples": [SPEC],
+            "serves": ["deep_gemm.bf16_gemm_nt"],
+        }
+    )
+    page: str
+    examples: list[dict[str, Any]]
+    serves: list[str]
+
+
 class FamilyPageBody(BaseModel):
     """A page of families by name; ``next_page_token`` is empty on the last one."""
 

@@ -8,8 +8,9 @@ import msgspec
 from fastapi import FastAPI, Response
 
 import kaas.server.rest_models as bodies
-from kaas.kernel_library.registry import families, json_schema
-from kaas.server.rest_parameters import PageSize, PageToken, page_of
+from kaas.kernel_library.kernel_pages import page_text
+from kaas.kernel_library.registry import families, family_named, json_schema
+from kaas.server.rest_parameters import FamilyName, PageSize, PageToken, page_of
 from kaas.server.service import KernelService
 
 Readiness = Callable[[], Awaitable[dict[str, bool]]]
@@ -38,6 +39,19 @@ def add_node_routes(app: FastAPI, service: KernelService, readiness: Readiness) 
             ],
             next_page_token=next_token,
             total=total,
+        )
+
+    @app.get("/v1/families/{name}", tags=["node"])
+    async def show_family(name: FamilyName) -> bodies.FamilyDetailBody:
+        """One kernel family: spec schema, arguments, reference, tolerance, sources."""
+        family = family_named(name)
+        return bodies.FamilyDetailBody(
+            name=family.name,
+            summary=family.summary,
+            spec_schema=json_schema(family.spec_type),
+            page=page_text(family),
+            examples=[spec.to_record() for spec in family.page.examples] if family.page else [],
+            serves=list(family.page.serves) if family.page else [],
         )
 
     @app.get("/healthz", tags=["health"])

@@ -25,6 +25,7 @@ Key = Annotated[
         examples=[bodies.KEY],
     ),
 ]
+FamilyName = Annotated[str, Path(max_length=80, examples=["gemm"])]
 JobId = Annotated[str, Path(max_length=64, examples=["9f86d081884c7d65"])]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 PageToken = Annotated[str, Query(max_length=512, description="`next_page_token` of the page before")]

@@ -246,3 +246,27 @@ class GetEnvironmentResponse(_message.Message):
     ENVIRONMENT_JSON_FIELD_NUMBER: _ClassVar[int]
     environment_json: str
     def __init__(self, environment_json: _Optional[str] = ...) -> None: ...
+
+class ListFamiliesRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class Family(_message.Message):
+    __slots__ = ("name", "summary", "spec_schema_json", "page")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    SPEC_SCHEMA_JSON_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    summary: str
+    spec_schema_json: str
+    page: str
+    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., spec_schema_json: _Optional[str] = ..., page: _Optional[str] = ...) -> None: ...
+
+class ListFamiliesResponse(_message.Message):
+    __slots__ = ("families",)
+    FAMILIES_FIELD_NUMBER: _ClassVar[int]
+    families: _containers.RepeatedCompositeFieldContainer[Family]
+    def __init__(self, families: _Optional[_Iterable[_Union[Family, _Mapping]]] = ...) -> None: ...

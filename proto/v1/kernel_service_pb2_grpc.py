@@ -64,6 +64,11 @@ class KernelServiceStub:
                 request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetEnvironmentRequest.SerializeToString,
                 response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetEnvironmentResponse.FromString,
                 _registered_method=True)
+        self.ListFamilies = channel.unary_unary(
+                '/kaas.v1.KernelService/ListFamilies',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFamiliesRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFamiliesResponse.FromString,
+                _registered_method=True)
 
 
 class KernelServiceServicer:
@@ -111,6 +116,13 @@ class KernelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListFamilies(self, request, context):
+        """What can be compiled: kernel families with the schema of their specs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KernelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +155,11 @@ def add_KernelServiceServicer_to_server(servicer, server):
                     servicer.GetEnvironment,
                     request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetEnvironmentRequest.FromString,
                     response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetEnvironmentResponse.SerializeToString,
+            ),
+            'ListFamilies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFamilies,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFamiliesRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFamiliesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +324,33 @@ class KernelService:
             '/kaas.v1.KernelService/GetEnvironment',
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetEnvironmentRequest.SerializeToString,
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetEnvironmentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFamilies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.KernelService/ListFamilies',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFamiliesRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFamiliesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import httpx
+import jsonschema_rs
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.compiling import LENGTH
@@ -240,6 +241,27 @@ def test_the_environment_names_generation_and_toolchain(
     assert environment["generation"] == 1
     assert environment["toolchain"]["kind"] == "twin"
     assert environment["locality"]["socket"] == daemon.socket
+
+
+def test_families_wear_the_same_face_on_both_transports(
+    stub: pb_grpc.KernelServiceStub, rest: httpx.Client
+) -> None:
+    told = stub.ListFamilies(pb.ListFamiliesRequest(), timeout=60).families
+    listed = rest.get("/v1/families").json()["families"]
+    assert [(one.name, one.summary, json.loads(one.spec_schema_json)) for one in told] == [
+        (one["name"], one["summary"], one["spec_schema"]) for one in listed
+    ]
+    (one,) = stub.ListFamilies(pb.ListFamiliesRequest(name="gemm"), timeout=60).families
+    shown = rest.get("/v1/families/gemm").json()
+    assert one.page == shown["page"]
+    assert "`block_m`" in one.page
+    for spec in shown["examples"]:
+        assert jsonschema_rs.is_valid(shown["spec_schema"], spec)
+    missing = rest.get("/v1/families/gem")
+    assert (missing.status_code, missing.json()["type"]) == (404, "urn:kaas:error:unknown_family")
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.ListFamilies(pb.ListFamiliesRequest(name="gem"), timeout=60)
+    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
 
 
 def test_the_daemon_never_loads_the_compiler_itself(daemon: DaemonProcess, cached: str) -> None:

@@ -126,6 +126,14 @@ def test_families_have_names_and_schemas() -> None:
     assert "gemm" in kaas("families").stdout
 
 
+def test_one_familys_page_says_what_its_specs_take(store: PublishedStore) -> None:
+    page = kaas("families", "gemm").stdout
+    assert page.startswith("# gemm")
+    assert "| `layout` |" in page
+    assert json.loads(kaas("families", "gemm", "--json").stdout)["properties"]["n"]
+    assert "did you mean" in kaas("families", "gem").stderr
+
+
 def test_doctor_names_what_is_missing_and_fails(store: PublishedStore) -> None:
     result = kaas("doctor", "--json")
     assert result.exit_code == exit_status.FAILED
