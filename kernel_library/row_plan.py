@@ -8,6 +8,7 @@ target's UB; a model of one core's time ranks what fits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -78,6 +79,7 @@ def plan_rows(
     field: str = "hidden",
     column_bytes: int | None = None,
     given: RowTile | None = None,
+    row_counts: Sequence[int] = ROW_COUNTS,
 ) -> RowPlan:
     """The best plan for rows that take ``row_bytes`` of UB per stage (all their buffers together).
 
@@ -85,7 +87,7 @@ def plan_rows(
     ``passes`` is how often the computation reads a row. Raises :class:`DoesNotFit` naming ``field`` when not
     even one row fits; ``what`` says what the row is, and ``column_bytes``, what one more column would take of
     UB in all, lets the refusal name the widest row that fits. ``given`` overrides the choice; if it does not
-    fit, the refusal names the field ``tile``.
+    fit, the refusal names the field ``tile``. ``row_counts`` are the numbers of rows to choose from.
     """
     if row_bytes + fixed_bytes > target.ub_bytes:
         excess = row_bytes + fixed_bytes - target.ub_bytes
@@ -100,7 +102,7 @@ def plan_rows(
     room = target.ub_bytes - fixed_bytes
     per_core = math.ceil((rows or NOMINAL_ROWS) / target.vector_cores)
     candidates, too_large = [], []
-    for count in ROW_COUNTS:
+    for count in row_counts:
         for stages in (2, 3, 4):
             tiles = {"rows": count, "stages": stages}
             need = count * stages * row_bytes
