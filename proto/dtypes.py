@@ -29,9 +29,9 @@ ELEMENT_TYPES: dict[str, ElementType] = {
     "fp16": ElementType(2, ("float16",), ("half",), "float16"),
     "fp32": ElementType(4, ("float32",), ("float",), "float32"),
     "e4m3": ElementType(
-        1, ("float8_e4m3fn",), ("fp8_e4m3fn_t", "float8_e4m3_t", "fp8_e4m3_t"), "float8_e4m3fn"
+        1, ("float8_e4m3fn",), ("fp8_e4_t", "fp8_e4m3fn_t", "float8_e4m3_t", "fp8_e4m3_t"), "float8_e4m3fn"
     ),
-    "e5m2": ElementType(1, ("float8_e5m2",), ("fp8_e5m2_t", "float8_e5m2_t"), "float8_e5m2"),
+    "e5m2": ElementType(1, ("float8_e5m2",), ("fp8_e5_t", "fp8_e5m2_t", "float8_e5m2_t"), "float8_e5m2"),
     # Two fp4 values, the even one in the low nibble.
     "e2m1x2": ElementType(
         1,
