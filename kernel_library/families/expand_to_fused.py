@@ -263,7 +263,7 @@ FAMILY = Family(
         ),
         arguments={
             "x": "token rows",
-            "x_scales": "scales of each row: fp32 per `group` values, or e8m0 pairs per two groups, row-major",
+            "x_scales": "scales of each row: fp32 per `group` values, or e8m0 pairs per two groups",
             "token_topk_to_pos": "place of the copy for each of a token's experts; -1 for none",
             "pos_to_expert": "expert of each place; negative for padding",
             "out": "rows by place",
