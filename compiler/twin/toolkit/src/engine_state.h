@@ -90,6 +90,8 @@ struct Core {
   std::uint8_t* l0a = nullptr;
   std::uint8_t* l0b = nullptr;
   std::uint8_t* l0c = nullptr;
+  std::uint8_t* l0a_scales = nullptr;
+  std::uint8_t* l0b_scales = nullptr;
   std::uint8_t* ub = nullptr;
 
   std::array<std::deque<Instruction>, kPipeCount> queues;

@@ -30,14 +30,14 @@ void join(Clock& into, const Clock& from) {
 }
 
 bool conflict(Access one, Access other) {
-  if (one == Access::kRead && other == Access::kRead) return false;
-  return !(one == Access::kAtomic && other == Access::kAtomic);
+  return one != other || one == Access::kWrite;
 }
 
 const char* verb(Access access, bool past) {
   switch (access) {
     case Access::kRead: return past ? "read" : "reads";
     case Access::kWrite: return past ? "wrote" : "writes";
+    case Access::kZero: return past ? "cleared" : "clears";
     case Access::kAtomic: return past ? "atomically updated" : "atomically updates";
   }
   return "";
@@ -262,7 +262,7 @@ void HappensBefore::touch_cell(ShadowCell& cell, AccessRecord access, std::uintp
   const auto replaced = [&](AccessRecord& earlier) {
     bool same = earlier.unit == access.unit && earlier.access == access.access;
     if (same && earlier.window == access.window && earlier.thread != access.thread) same = ++warps > 1;
-    if (access.access == Access::kWrite || same) earlier.bytes &= ~access.bytes;
+    if (access.access == Access::kWrite || access.access == Access::kZero || same) earlier.bytes &= ~access.bytes;
     if (same && earlier.clock == access.clock && earlier.window == access.window &&
         earlier.name == access.name) {
       access.bytes |= earlier.bytes;
@@ -356,6 +356,8 @@ std::string HappensBefore::memory_text(std::uintptr_t address) const {
                       {core->l0a, kL0ABytes, "L0A"},
                       {core->l0b, kL0BBytes, "L0B"},
                       {core->l0c, kL0CBytes, "L0C"},
+                      {core->l0a_scales, kScaleBytes, "the scales of L0A"},
+                      {core->l0b_scales, kScaleBytes, "the scales of L0B"},
                       {core->ub, kUbBytes, "UB"}};
       for (const auto& memory : memories) {
         if (memory.base == nullptr) continue;

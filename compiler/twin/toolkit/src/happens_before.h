@@ -24,7 +24,8 @@ namespace kaas_twin {
 struct Core;
 struct Block;
 
-enum class Access : std::uint8_t { kRead, kWrite, kAtomic };  // atomics do not race with each other
+// Reads do not race with reads, atomic updates not with atomic updates, and zeros not with zeros.
+enum class Access : std::uint8_t { kRead, kWrite, kAtomic, kZero };
 
 using Clock = std::vector<std::uint32_t>;  // by unit
 using SharedClock = std::shared_ptr<const Clock>;
@@ -163,6 +164,9 @@ inline void reads(const void* address, std::size_t bytes) {
 }
 inline void writes(const void* address, std::size_t bytes) {
   if (running_check != nullptr) running_check->touch(address, bytes, Access::kWrite);
+}
+inline void clears(const void* address, std::size_t bytes) {
+  if (running_check != nullptr) running_check->touch(address, bytes, Access::kZero);
 }
 inline void updates(const void* address, std::size_t bytes) {
   if (running_check != nullptr) running_check->touch(address, bytes, Access::kAtomic);

@@ -41,6 +41,8 @@ std::uint8_t* onchip(Memory memory, std::uint64_t offset, std::uint64_t bytes, c
     case Memory::kL0B: base = core.l0b, size = kL0BBytes, name = "L0B"; break;
     case Memory::kL0C: base = core.l0c, size = kL0CBytes, name = "L0C"; break;
     case Memory::kUb: base = core.ub, size = kUbBytes, name = "UB"; break;
+    case Memory::kL0AScales: base = core.l0a_scales, size = kScaleBytes, name = "the scales of L0A"; break;
+    case Memory::kL0BScales: base = core.l0b_scales, size = kScaleBytes, name = "the scales of L0B"; break;
   }
   if (base == nullptr) fail("%s: %s has no %s", intrinsic, core.label().c_str(), name);
   if (offset > size || bytes > size - offset) {

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kGuardBytes = 1024 * 1024;
 constexpr std::size_t kUbStride = kUbBytes + kGuardBytes;
 constexpr std::size_t kUbArea = 3 * kUbStride + kGuardBytes;  // guard UB0 guard UB1 guard shadow guard
-constexpr std::size_t kCubeBytes = kL1Bytes + kL0ABytes + kL0BBytes + kL0CBytes;
+constexpr std::size_t kCubeBytes = kL1Bytes + kL0ABytes + kL0BBytes + kL0CBytes + 2 * kScaleBytes;
 constexpr std::size_t kScalarStackBytes = 256 * 1024;
 
 std::vector<std::unique_ptr<Arena>>& pool() {
@@ -63,6 +63,8 @@ void Arena::attach(Block& block) {
     block.aic->l0a = cube_ + kL1Bytes;
     block.aic->l0b = block.aic->l0a + kL0ABytes;
     block.aic->l0c = block.aic->l0b + kL0BBytes;
+    block.aic->l0a_scales = block.aic->l0c + kL0CBytes;
+    block.aic->l0b_scales = block.aic->l0a_scales + kScaleBytes;
     block.aic->ub = ub(2);
   }
   for (int which = 0; which < 2; ++which) {

@@ -115,7 +115,7 @@ void atomic_store(const char* name, void* out, const void* in, std::size_t bytes
       atomic_elements<std::int8_t, std::int8_t, same<std::int8_t>, same<std::int8_t>>(out, in, bytes,
                                                                                       operation);
       return;
-    case Element::kOther: break;
+    default: break;
   }
   not_modelled(name, "atomic stores of this type");
 }

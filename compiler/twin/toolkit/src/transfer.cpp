@@ -37,6 +37,28 @@ void gather_transposed(std::uint8_t* target, const std::uint8_t* source, std::ui
     std::memcpy(target + i * Bytes, source + static_cast<std::uint64_t>(i) * pitch, Bytes);
 }
 
+// A square of 32x32 bytes: two fractals one below the other, before and after.
+void transpose_bytes(std::uint8_t* const* target_parts, const std::uint8_t* const* source_parts) {
+  for (int row = 0; row < 32; ++row) {
+    for (int column = 0; column < 32; ++column)
+      target_parts[row / 16][row % 16 * 32 + column] = source_parts[column / 16][column % 16 * 32 + row];
+  }
+}
+
+// A square of 64x64 values of four bits: four fractals one below the other, before and after.
+void transpose_nibbles(std::uint8_t* const* target_parts, const std::uint8_t* const* source_parts) {
+  const auto value = [&](int row, int column) {
+    const int pair = source_parts[row / 16][row % 16 * 32 + column / 2];
+    return column % 2 == 0 ? pair & 15 : pair >> 4;
+  };
+  for (int row = 0; row < 64; ++row) {
+    for (int column = 0; column < 64; column += 2) {
+      target_parts[row / 16][row % 16 * 32 + column / 2] =
+          static_cast<std::uint8_t>(value(column, row) | value(column + 1, row) << 4);
+    }
+  }
+}
+
 template <typename T, int Rows, int Columns>
 void transpose_square(std::uint8_t* const* target_parts, const std::uint8_t* const* source_parts) {
   // A square of 16x16 elements made of fractals with `Columns` columns each, side by side.
@@ -118,19 +140,27 @@ void fill_l1(const char* name, std::uint64_t target, std::uint32_t pattern, int 
     for (int at = 0; at < 32; at += pattern_bytes)
       std::memcpy(block + at, &pattern, static_cast<std::size_t>(pattern_bytes));
     for (std::uint64_t i = 0; i < repeats; ++i) {
-      writes(l1 + i * pitch, blocks * 32);
+      if (pattern == 0) {
+        clears(l1 + i * pitch, blocks * 32);
+      } else {
+        writes(l1 + i * pitch, blocks * 32);
+      }
       for (std::uint64_t b = 0; b < blocks; ++b) std::memcpy(l1 + i * pitch + b * 32, block, 32);
     }
   });
 }
 
-void copy_l1_to_l0(const char* name, bool to_l0b, bool transpose, int element_bytes, std::uint64_t target,
+void copy_l1_to_l0(const char* name, bool to_l0b, bool transpose, int element_bits, std::uint64_t target,
                    std::uint64_t source, const FractalCopy& s) {
   if (s.rows == 0 || s.columns == 0) return;
-  if (transpose && element_bytes != 2 && element_bytes != 4)
-    not_modelled(name, "transposing elements of 1 byte");
-  if (transpose && element_bytes == 4 && s.columns % 2 != 0) {
+  if (transpose && element_bits == 32 && s.columns % 2 != 0) {
     fail("%s: transposing 4-byte elements takes an even number of fractal columns, not %u", name, s.columns);
+  }
+  // Narrow elements are transposed in squares as wide as a fractal's row: several fractals one below the other.
+  const std::uint32_t high = transpose && element_bits < 16 ? 16 / static_cast<std::uint32_t>(element_bits) : 1;
+  if (s.rows % high != 0) {
+    fail("%s: transposing %d-bit elements takes a multiple of %u fractal rows, not %u", name, element_bits, high,
+         s.rows);
   }
   submit(PIPE_MTE1, name, [=] {
     const Memory memory = to_l0b ? Memory::kL0B : Memory::kL0A;
@@ -146,12 +176,27 @@ void copy_l1_to_l0(const char* name, bool to_l0b, bool transpose, int element_by
       writes(at, kFractalBytes);
       return at;
     };
-    for (std::uint32_t row = 0; row < s.rows; ++row) {
+    for (std::uint32_t row = 0; row < s.rows; row += high) {
       if (!transpose) {
         for (std::uint32_t column = 0; column < s.columns; ++column) {
           std::memcpy(to(std::uint64_t{column} * s.target_stride + row), from(row, column), kFractalBytes);
         }
-      } else if (element_bytes == 2) {
+      } else if (high > 1) {
+        for (std::uint32_t column = 0; column < s.columns; ++column) {
+          const std::uint8_t* source_parts[4];
+          std::uint8_t* target_parts[4];
+          for (std::uint32_t part = 0; part < high; ++part) {
+            source_parts[part] = from(row + part, column);
+            target_parts[part] =
+                to(std::uint64_t{row / high} * s.target_stride + std::uint64_t{column} * high + part);
+          }
+          if (element_bits == 8) {
+            transpose_bytes(target_parts, source_parts);
+          } else {
+            transpose_nibbles(target_parts, source_parts);
+          }
+        }
+      } else if (element_bits == 16) {
         for (std::uint32_t column = 0; column < s.columns; ++column) {
           const std::uint8_t* source_parts[1] = {from(row, column)};
           std::uint8_t* target_parts[1] = {to(std::uint64_t{row} * s.target_stride + column)};
@@ -165,6 +210,25 @@ void copy_l1_to_l0(const char* name, bool to_l0b, bool transpose, int element_by
           transpose_square<std::uint32_t, 16, 8>(target_parts, source_parts);
         }
       }
+    }
+  });
+}
+
+void copy_scales_to_l0(const char* name, bool to_l0b, std::uint64_t target, std::uint64_t source,
+                       const ScaleCopy& s) {
+  if (s.x_steps == 0 || s.y_steps == 0) return;
+  if (s.x_steps > 255 || s.y_steps > 255) fail("%s: more than 255 steps", name);
+  submit(PIPE_MTE1, name, [=] {
+    const Memory memory = to_l0b ? Memory::kL0BScales : Memory::kL0AScales;
+    for (std::uint64_t x = 0; x < s.x_steps; ++x) {
+      const std::uint64_t from = source + ((s.x_start + x) * s.source_stride + s.y_start) * kBlockBytes;
+      const std::uint64_t to = target + x * s.target_stride * kBlockBytes;
+      const std::uint64_t bytes = s.y_steps * kBlockBytes;
+      const std::uint8_t* l1 = onchip(Memory::kL1, from, bytes, name, kBlockBytes);
+      std::uint8_t* l0 = onchip(memory, to, bytes, name, kBlockBytes);
+      reads(l1, bytes);
+      writes(l0, bytes);
+      std::memcpy(l0, l1, bytes);
     }
   });
 }

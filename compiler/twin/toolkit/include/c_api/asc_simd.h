@@ -54,7 +54,17 @@ constexpr Element element_of() {
   if constexpr (std::is_same_v<T, int32_t>) return Element::kS32;
   if constexpr (std::is_same_v<T, int16_t>) return Element::kS16;
   if constexpr (std::is_same_v<T, int8_t>) return Element::kS8;
+  if constexpr (std::is_same_v<T, float8_e4m3_t>) return Element::kE4m3;
+  if constexpr (std::is_same_v<T, float8_e5m2_t>) return Element::kE5m2;
+  if constexpr (std::is_same_v<T, float4_e2m1x2_t>) return Element::kE2m1;
+  if constexpr (std::is_same_v<T, float4_e1m2x2_t>) return Element::kE1m2;
   return Element::kOther;
+}
+
+template <typename T>
+constexpr int bits_of() {
+  constexpr Element element = element_of<T>();
+  return element == Element::kE2m1 || element == Element::kE1m2 ? 4 : static_cast<int>(8 * sizeof(T));
 }
 
 template <typename T>
@@ -208,8 +218,8 @@ inline void asc_fill_l1(__cbuf__ T* target, uint32_t value, const asc_fill_value
   inline void intrinsic(memory T* target, const __cbuf__ T* source, uint32_t row_start,                 \
                         uint32_t column_start, uint32_t rows, uint32_t columns, uint32_t source_stride, \
                         uint32_t target_stride) {                                                       \
-    kaas_twin::copy_l1_to_l0(#intrinsic, to_l0b, transpose, sizeof(T), kaas_twin::offset_of(target),    \
-                             kaas_twin::offset_of(source),                                              \
+    kaas_twin::copy_l1_to_l0(#intrinsic, to_l0b, transpose, kaas_twin::bits_of<T>(),                     \
+                             kaas_twin::offset_of(target), kaas_twin::offset_of(source),                \
                              {row_start, column_start, rows, columns, source_stride, target_stride});   \
   }
 KAAS_TWIN_L1_TO_L0(asc_copy_l12l0a, __ca__, false, false)
@@ -218,37 +228,60 @@ KAAS_TWIN_L1_TO_L0(asc_copy_l12l0b, __cb__, true, false)
 KAAS_TWIN_L1_TO_L0(asc_copy_l12l0b_transpose, __cb__, true, true)
 #undef KAAS_TWIN_L1_TO_L0
 
-template <typename T>
-inline void asc_copy_l12l0a_mx(uint64_t, const __cbuf__ T*, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
-                               uint64_t) {
-  kaas_twin::not_modelled("asc_copy_l12l0a_mx");
-}
-template <typename T>
-inline void asc_copy_l12l0b_mx(uint64_t, const __cbuf__ T*, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
-                               uint64_t) {
-  kaas_twin::not_modelled("asc_copy_l12l0b_mx");
-}
+// `target` is the L0 address divided by 16.
+#define KAAS_TWIN_SCALES_TO_L0(intrinsic, to_l0b)                                                              \
+  inline void intrinsic(uint64_t target, const __cbuf__ float8_e8m0_t* source, uint32_t x_start,              \
+                        uint32_t y_start, uint32_t x_steps, uint32_t y_steps, uint32_t source_stride,         \
+                        uint32_t target_stride) {                                                             \
+    kaas_twin::copy_scales_to_l0(#intrinsic, to_l0b, target, kaas_twin::offset_of(source),                    \
+                                 {x_start, y_start, x_steps, y_steps, source_stride, target_stride});         \
+  }
+KAAS_TWIN_SCALES_TO_L0(asc_copy_l12l0a_mx, false)
+KAAS_TWIN_SCALES_TO_L0(asc_copy_l12l0b_mx, true)
+#undef KAAS_TWIN_SCALES_TO_L0
 
 // ---- cube
 // -------------------------------------------------------------------------------------------------------------------
+namespace kaas_twin {
+
+// Both operands of the same type, or two of the same width where the cube takes them mixed.
+template <typename Left, typename Right>
+constexpr bool multipliable() {
+  if (std::is_same_v<Left, Right>) return element_of<Left>() != Element::kOther;
+  const auto in = [](Element element, Element one, Element other) { return element == one || element == other; };
+  return (in(element_of<Left>(), Element::kE4m3, Element::kE5m2) &&
+          in(element_of<Right>(), Element::kE4m3, Element::kE5m2)) ||
+         (in(element_of<Left>(), Element::kE2m1, Element::kE1m2) &&
+          in(element_of<Right>(), Element::kE2m1, Element::kE1m2));
+}
+
+template <typename Accumulator, typename Left, typename Right>
+void check_product(const char* name, bool matrix_vector, bool bias_from_table) {
+  if constexpr (!std::is_same_v<Accumulator, float> || !multipliable<Left, Right>())
+    not_modelled(name, "integer accumulation, or operands of these two types");
+  if (matrix_vector) not_modelled(name, "the matrix-vector mode");
+  if (bias_from_table) not_modelled(name, "a bias from the table buffer");
+}
+
+}  // namespace kaas_twin
+
 template <typename Accumulator, typename Left, typename Right>
 inline void asc_mmad(__cc__ Accumulator* accumulator, const __ca__ Left* left, const __cb__ Right* right,
                      uint32_t m, uint32_t k, uint32_t n, int unit_flag, bool gemv_off, bool bias_from_table,
                      bool start_at_zero) {
-  if constexpr (!std::is_same_v<Accumulator, float> || !std::is_same_v<Left, Right>) {
-    kaas_twin::not_modelled("asc_mmad", "integer accumulation or operands of two types");
-  } else {
-    if (!gemv_off && m == 1) kaas_twin::not_modelled("asc_mmad", "the matrix-vector mode");
-    if (bias_from_table) kaas_twin::not_modelled("asc_mmad", "a bias from the table buffer");
-    kaas_twin::multiply("asc_mmad", kaas_twin::element_of<Left>(), kaas_twin::offset_of(accumulator),
-                        kaas_twin::offset_of(left), kaas_twin::offset_of(right),
-                        {m, k, n, unit_flag, start_at_zero});
-  }
+  kaas_twin::check_product<Accumulator, Left, Right>("asc_mmad", !gemv_off && m == 1, bias_from_table);
+  kaas_twin::multiply("asc_mmad", kaas_twin::element_of<Left>(), kaas_twin::element_of<Right>(),
+                      kaas_twin::offset_of(accumulator), kaas_twin::offset_of(left),
+                      kaas_twin::offset_of(right), {m, k, n, unit_flag, start_at_zero});
 }
 template <typename Accumulator, typename Left, typename Right>
-inline void asc_mmad_mx(__cc__ Accumulator*, const __ca__ Left*, const __cb__ Right*, uint32_t, uint32_t,
-                        uint32_t, int, bool, bool, bool) {
-  kaas_twin::not_modelled("asc_mmad_mx");
+inline void asc_mmad_mx(__cc__ Accumulator* accumulator, const __ca__ Left* left, const __cb__ Right* right,
+                        uint32_t m, uint32_t k, uint32_t n, int unit_flag, bool gemv_off,
+                        bool bias_from_table, bool start_at_zero) {
+  kaas_twin::check_product<Accumulator, Left, Right>("asc_mmad_mx", !gemv_off && m == 1, bias_from_table);
+  kaas_twin::multiply_scaled("asc_mmad_mx", kaas_twin::element_of<Left>(), kaas_twin::element_of<Right>(),
+                             kaas_twin::offset_of(accumulator), kaas_twin::offset_of(left),
+                             kaas_twin::offset_of(right), {m, k, n, unit_flag, start_at_zero});
 }
 
 // ---- L0C -> GM, UB

@@ -71,13 +71,14 @@ enum event_t : int {
 namespace kaas_twin {
 
 enum class CoreKind : std::uint8_t { kAic, kAiv };
-enum class Memory : std::uint8_t { kL1, kL0A, kL0B, kL0C, kUb };
+enum class Memory : std::uint8_t { kL1, kL0A, kL0B, kL0C, kUb, kL0AScales, kL0BScales };
 
 inline constexpr std::size_t kUbBytes = 256 * 1024;
 inline constexpr std::size_t kL1Bytes = 512 * 1024;
 inline constexpr std::size_t kL0ABytes = 64 * 1024;
 inline constexpr std::size_t kL0BBytes = 64 * 1024;
 inline constexpr std::size_t kL0CBytes = 256 * 1024;
+inline constexpr std::size_t kScaleBytes = kL0ABytes / 16;  // the scales beside L0A, and those beside L0B
 inline constexpr std::size_t kBlockBytes = 32;  // the unit of on-chip alignment
 
 // Ends the block with a message: printf format. The engine adds block, core, pipe and instruction. Usable

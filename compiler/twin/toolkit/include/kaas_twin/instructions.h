@@ -10,7 +10,19 @@
 
 namespace kaas_twin {
 
-enum class Element : int { kOther = 0, kF32 = 1, kF16 = 2, kBf16 = 3, kS32 = 4, kS16 = 5, kS8 = 6 };
+enum class Element : int {
+  kOther = 0,
+  kF32 = 1,
+  kF16 = 2,
+  kBf16 = 3,
+  kS32 = 4,
+  kS16 = 5,
+  kS8 = 6,
+  kE4m3 = 7,
+  kE5m2 = 8,
+  kE2m1 = 9,  // two to a byte, the first in the low half; so too kE1m2
+  kE1m2 = 10,
+};
 
 // Special registers, written in program order by scalar code.
 void set_nz_parameters(std::uint64_t matrices, std::uint64_t row_stride, std::uint64_t column_stride,
@@ -44,16 +56,29 @@ void fill_l1(const char* name, std::uint64_t target, std::uint32_t pattern, int 
 struct FractalCopy {
   std::uint32_t row_start, column_start, rows, columns, source_stride, target_stride;
 };
-void copy_l1_to_l0(const char* name, bool to_l0b, bool transpose, int element_bytes, std::uint64_t target,
+// `element_bits` counts only when the elements are transposed.
+void copy_l1_to_l0(const char* name, bool to_l0b, bool transpose, int element_bits, std::uint64_t target,
                    std::uint64_t source, const FractalCopy& shape);
+
+// L1 -> the scales of L0A/L0B, in fractals of 32 B: 16 rows of two e8m0 scales. A position is x * stride + y; x
+// counts 16 rows, y pairs of scales. The scales of the tile at L0 address a lie at a / 16 of a memory of their
+// own.
+struct ScaleCopy {
+  std::uint32_t x_start, y_start, x_steps, y_steps, source_stride, target_stride;
+};
+void copy_scales_to_l0(const char* name, bool to_l0b, std::uint64_t target, std::uint64_t source,
+                       const ScaleCopy& shape);
 
 struct CubeShape {
   std::uint32_t m, k, n;
   int unit_flag;
   bool start_at_zero;
 };
-void multiply(const char* name, Element element, std::uint64_t accumulator, std::uint64_t left,
-              std::uint64_t right, const CubeShape& shape);
+void multiply(const char* name, Element left_element, Element right_element, std::uint64_t accumulator,
+              std::uint64_t left, std::uint64_t right, const CubeShape& shape);
+// The same with 32 consecutive K of a row of either operand times that row's scale.
+void multiply_scaled(const char* name, Element left_element, Element right_element, std::uint64_t accumulator,
+                     std::uint64_t left, std::uint64_t right, const CubeShape& shape);
 
 // L0C -> GM or UB: `columns` x `rows` of the accumulator's NZ layout, converted and stored row by row.
 struct FixpipeCopy {
