@@ -4,7 +4,7 @@ The rule is that of TileKernels' casts: the largest magnitude of a block, clampe
 largest value is the scale; rounded up to a power of two if asked for. The values are multiplied by
 ``largest / magnitude`` (one true division per block, not one per value) or by the inverse power of two, and
 rounded to nearest even. Magnitudes are compared as integers, so that infinity and NaN win everywhere; a block
-with one of them gets the scale that dequantises to NaN.
+with one of them gets a scale that dequantises to NaN.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -13,21 +13,23 @@ with one of them gets the scale that dequantises to NaN.
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kaas.kernel_library.block_values import (
+    BLOCK,
+    CHUNK,
+    TILELANG_VALUE,
+    VALUE_BITS,
+    ScaleType,
+    ValueType,
+    halves_of,
+    quarters_of,
+)
 from kaas.kernel_library.row_plan import VECTOR_LANES, padded
 
-QUANTISE_SOURCES = ("kaas.kernel_library.quantise",)
+QUANTISE_SOURCES = ("kaas.kernel_library.block_values", "kaas.kernel_library.quantise")
 """For ``Family.sources`` of a family built on this module."""
 
-BLOCK = 32
-"""Values that share one scale."""
-CHUNK = 256
-"""Values that the macros below take at a time: 8 blocks."""
-
 Format = Literal["e4m3", "e2m1"]
-Source = Literal["bf16", "fp32"]
-Scales = Literal["fp32", "e8m0"]
 
-TILELANG_FORMAT = {"e4m3": "float8_e4m3fn", "e2m1": "float4_e2m1fn"}
 LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
 # Bits of the least magnitude that counts: 1e-4 for e4m3, 6 * 2^-126 for e2m1.
 _LEAST_BITS = {"e4m3": 0x38D1B717, "e2m1": 0x01C00000}
@@ -35,6 +37,7 @@ _LEAST_BITS = {"e4m3": 0x38D1B717, "e2m1": 0x01C00000}
 # its exponent. It agrees with dividing first, whose rounding never crosses a power of two.
 _ROUNDING_BITS = {"e4m3": 0x001FFFFF - (8 << 23), "e2m1": 0x003FFFFF - (2 << 23)}
 _INFINITY_BITS = 0x7F800000
+_PER_CHUNK = CHUNK // BLOCK
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,19 @@ class RowQuantiser:
     ``scales`` says how scales are written: ``fp32``, or ``e8m0`` pairs (64 values each; the high byte of an
     odd tail is 0), which needs ``round_sf``. ``col_major`` lays them [blocks, rows], not [rows, blocks].
     ``values`` and ``computed`` say which results are wanted: without ``values`` only scales are made, without
-    ``computed`` the scales are given (fp32, row-major) and only values are made.
+    ``computed`` the scales are given (fp32, row-major) and only values are made. ``share`` rows have a scale
+    in common: 1, or 32 for square blocks.
     """
 
     hidden: int
-    source: Source
+    source: ValueType
     fmt: Format
     round_sf: bool
-    scales: Scales
+    scales: ScaleType
     col_major: bool = False
     values: bool = True
     computed: bool = True
+    share: int = 1
 
     @property
     def pitch(self) -> int:
@@ -83,67 +88,93 @@ class RowQuantiser:
 
     @property
     def row_bytes(self) -> int:
-        """UB bytes that a row of a stage takes beside the source itself."""
-        value_bits = {"e4m3": 8, "e2m1": 4}[self.fmt] if self.values else 0
-        scratch = 4 * self._block_pitch * (2 if self.computed else 1)
-        if self.col_major:
-            scales = self.scale_columns * (2 if self.scales == "e8m0" else 4)
-        else:
-            scales = self._block_pitch * (1 if self.scales == "e8m0" else 4)
-        return self.pitch * value_bits // 8 + scratch + scales
-
-    @property
-    def _block_pitch(self) -> int:
-        return padded(self.blocks)
+        """UB bytes that a row of a stage takes beside the source itself, with a scale of its own."""
+        return self._value_bytes + self._scale_row_bytes
 
     def fixed_bytes(self, stages: int = 4) -> int:
         """UB bytes that do not grow with the rows: rounding columns of scales up to 32 bytes may add them."""
         return stages * self.scale_columns * 32 if self.col_major else 0
 
+    def stage_bytes(self, rows: int) -> int:
+        """UB bytes of a stage of ``rows`` rows beside the source."""
+        scale_rows = -(-rows // self.share)
+        return rows * self._value_bytes + scale_rows * self._scale_row_bytes + self.fixed_bytes(1)
+
+    @property
+    def _block_pitch(self) -> int:
+        return padded(self.blocks)
+
+    @property
+    def _value_bytes(self) -> int:
+        return self.pitch * VALUE_BITS[self.fmt] // 8 if self.values else 0
+
+    @property
+    def _scale_row_bytes(self) -> int:
+        scratch = 4 * self._block_pitch * (2 if self.computed else 1)
+        if self.col_major:
+            return scratch + self.scale_columns * (2 if self.scales == "e8m0" else 4)
+        return scratch + self._block_pitch * (1 if self.scales == "e8m0" else 4)
+
     def allocate(self, stages: int, rows: int) -> Work:
         """UB for ``stages`` stages of ``rows`` rows; call it where buffers may be allocated."""
         import tilelang.ascend.language as T
 
-        scratch = (stages, rows, self._block_pitch)
+        scale_rows = -(-rows // self.share)
+        scratch = (stages, scale_rows, self._block_pitch)
         inverse = T.alloc_shared(scratch, "float32")
         amax = T.alloc_shared(scratch, "float32") if self.computed else inverse
         values = (
-            T.alloc_shared((stages, rows, self.pitch), TILELANG_FORMAT[self.fmt]) if self.values else inverse
+            T.alloc_shared((stages, rows, self.pitch), TILELANG_VALUE[self.fmt]) if self.values else inverse
         )
         if self.col_major and self.scales == "e8m0":
-            scales = T.alloc_shared((stages, self.scale_columns, padded(rows, 16)), "uint16")
+            scales = T.alloc_shared((stages, self.scale_columns, padded(scale_rows, 16)), "uint16")
         elif self.col_major:
-            scales = T.alloc_shared((stages, self.scale_columns, padded(rows, 8)), "float32")
+            scales = T.alloc_shared((stages, self.scale_columns, padded(scale_rows, 8)), "float32")
         elif self.scales == "e8m0":
-            scales = T.alloc_shared((stages, rows, self._block_pitch // 2), "uint16")
+            scales = T.alloc_shared((stages, scale_rows, self._block_pitch // 2), "uint16")
         else:
             scales = T.alloc_shared(scratch, "float32")
         return Work(amax, inverse, values, scales)
 
     def rows(self) -> Any:
-        """A macro ``(source_ub, work, slot, count)`` for use inside a ``T.SimdVF``.
+        """A macro ``(held, work, slot, count)`` for use inside a ``T.SimdVF``.
 
-        Quantises rows 0 to ``count`` of stage ``slot`` of ``source_ub`` [stages, rows, pitch] into
-        ``work``. What the same vector function has stored there needs a ``VST_VLD`` barrier before.
+        Quantises rows 0 to ``count`` of stage ``slot`` of ``held`` into ``work``. ``held`` is the buffer
+        [stages, rows, pitch] of the source, for a quantised one the pair of it and its fp32 scales. What the
+        same vector function has stored there needs a ``VST_VLD`` barrier before.
         """
+        import tilelang.ascend.language as T
+
+        quantise = self.tile_rows()
+
+        @T.macro
+        def quantise_rows(held: Any, work: Any, slot: Any, count: Any) -> None:
+            quantise(held, work, slot, count, self.blocks)
+
+        return quantise_rows
+
+    def tile_rows(self) -> Any:
+        """As :meth:`rows`, with the number of blocks that the tile really has as a last argument."""
         import tilelang.ascend.language as T
 
         amax = _amax_macro(self)
         scale = _scale_macro(self) if self.computed else _given_scale_macro(self)
         convert = _e2m1_macro(self) if self.fmt == "e2m1" else _e4m3_macro(self)
+        share = self.share
 
         @T.macro
-        def quantise(source_ub: Any, work: Any, slot: Any, count: Any) -> None:
+        def quantise(held: Any, work: Any, slot: Any, count: Any, blocks: Any) -> None:
+            shared = T.truncdiv(count + share - 1, share)
             if self.computed:
-                for row in T.serial(T.cast(count, "uint16")):
-                    amax(source_ub, work, slot, T.cast(row, "int32"))
+                for row in T.serial(T.cast(shared, "uint16")):
+                    amax(held, work, slot, T.cast(row, "int32"), count)
                 T.simd.mem_bar("VST_VLD")
-            for row in T.serial(T.cast(count, "uint16")):
-                scale(work, slot, T.cast(row, "int32"))
+            for row in T.serial(T.cast(shared, "uint16")):
+                scale(work, slot, T.cast(row, "int32"), blocks)
             if self.values:
                 T.simd.mem_bar("VST_VLD")
                 for row in T.serial(T.cast(count, "uint16")):
-                    convert(source_ub, work, slot, T.cast(row, "int32"))
+                    convert(held, work, slot, T.cast(row, "int32"))
 
         return quantise
 
@@ -154,71 +185,134 @@ class RowQuantiser:
         """
         import tilelang.ascend.language as T
 
-        hidden, columns = self.hidden, self.scale_columns
+        store = self.store_tile()
 
         @T.macro
-        def store(work: Any, slot: Any, first: Any, count: Any, values: Any, scales: Any) -> None:
+        def store_rows(work: Any, slot: Any, first: Any, count: Any, values: Any, scales: Any) -> None:
+            store(work, slot, first, count, 0, self.hidden, values, scales)
+
+        return store_rows
+
+    def store_tile(self) -> Any:
+        """A macro ``(work, slot, row, rows, column, columns, values, scales)``, as :meth:`store`.
+
+        ``row`` is a multiple of ``share`` and ``column`` one of 64.
+        """
+        import tilelang.ascend.language as T
+
+        share, per_element = self.share, BLOCK * (2 if self.scales == "e8m0" else 1)
+
+        @T.macro
+        def store(
+            work: Any,
+            slot: Any,
+            row: Any,
+            rows: Any,
+            column: Any,
+            columns: Any,
+            values: Any,
+            scales: Any,
+        ) -> None:
             if self.values:
-                T.copy(work.values[slot, 0:count, 0:hidden], values[first : first + count, 0:hidden])
+                T.copy(
+                    work.values[slot, 0:rows, 0:columns],
+                    values[row : row + rows, column : column + columns],
+                )
             if self.computed:
+                first = T.truncdiv(row, share)
+                count = T.truncdiv(rows + share - 1, share)
+                block = T.truncdiv(column, per_element)
+                blocks = T.truncdiv(columns + per_element - 1, per_element)
                 if self.col_major:
-                    T.copy(work.scales[slot, 0:columns, 0:count], scales[0:columns, first : first + count])
+                    T.copy(
+                        work.scales[slot, 0:blocks, 0:count],
+                        scales[block : block + blocks, first : first + count],
+                    )
                 else:
-                    T.copy(work.scales[slot, 0:count, 0:columns], scales[first : first + count, 0:columns])
+                    T.copy(
+                        work.scales[slot, 0:count, 0:blocks],
+                        scales[first : first + count, block : block + blocks],
+                    )
 
         return store
 
 
-def _amax_macro(quantiser: RowQuantiser) -> Any:
-    """Bits of the largest magnitude of each block of a row, to ``work.amax``.
+def magnitude_fold(source: ValueType) -> Any:
+    """A macro ``(held, slot, row, at)``: magnitude bits of 256 values, adjacent ones folded by maximum.
 
-    Adjacent values are folded together until a block fills exactly one 32-byte group of lanes.
+    A block of 32 then fills exactly one 32-byte group of lanes: 16 lanes of uint16 for bf16, 8 of uint32 for
+    everything else.
     """
     import tilelang.ascend.language as T
 
+    quarters = quarters_of(source)
+
     @T.macro
-    def bf16_chunk(source_ub: Any, slot: Any, row: Any, at: Any) -> Any:
-        magnitude = T.simd.vdup(T.uint16(0x7FFF), "uint16")
-        even, odd = T.simd.vld2(source_ub[slot, row, at], dist="DINTLV_B16")
-        pairs = T.simd.vmax(
-            T.simd.vand(T.reinterpret("uint16x128", even), magnitude),
-            T.simd.vand(T.reinterpret("uint16x128", odd), magnitude),
+    def bf16(held: Any, slot: Any, row: Any, at: Any) -> Any:
+        mask = T.simd.vdup(T.uint16(0x7FFF), "uint16")
+        even, odd = T.simd.vld2(held[slot, row, at], dist="DINTLV_B16")
+        return T.simd.vmax(
+            T.simd.vand(T.reinterpret("uint16x128", even), mask),
+            T.simd.vand(T.reinterpret("uint16x128", odd), mask),
         )
-        largest = T.simd.vcgmax(pairs)
+
+    @T.macro
+    def wide(held: Any, slot: Any, row: Any, at: Any) -> Any:
+        mask = T.simd.vdup(T.uint32(0x7FFFFFFF), "uint32")
+        first, second, third, fourth = quarters(held, slot, row, at)
+        return T.simd.vmax(
+            T.simd.vmax(
+                T.simd.vand(T.reinterpret("uint32x64", first), mask),
+                T.simd.vand(T.reinterpret("uint32x64", second), mask),
+            ),
+            T.simd.vmax(
+                T.simd.vand(T.reinterpret("uint32x64", third), mask),
+                T.simd.vand(T.reinterpret("uint32x64", fourth), mask),
+            ),
+        )
+
+    return bf16 if source == "bf16" else wide
+
+
+def _amax_macro(quantiser: RowQuantiser) -> Any:
+    """Bits of the largest magnitude of each block of a row of blocks, to ``work.amax``."""
+    import tilelang.ascend.language as T
+
+    fold = magnitude_fold(quantiser.source)
+    share, narrow = quantiser.share, quantiser.source == "bf16"
+    lanes = "uint16" if narrow else "uint32"
+
+    @T.macro
+    def folded(held: Any, slot: Any, row: Any, at: Any, count: Any) -> Any:
+        if share == 1:
+            return fold(held, slot, row, at)
+        largest = T.simd.alloc_var(lanes)
+        largest = T.simd.vdup(T.cast(0, lanes), lanes)
+        members = T.min(share, count - row * share)
+        for member in T.serial(T.cast(members, "uint16")):
+            largest = T.simd.vmax(largest, fold(held, slot, row * share + T.cast(member, "int32"), at))
+        return largest
+
+    @T.macro
+    def widened(largest: Any) -> Any:
+        """The 8 maxima in the lowest lanes, as fp32."""
+        if not narrow:
+            return T.reinterpret("float32x64", largest)
         # A bf16 above 16 zero bits is the same number as fp32.
         wide, _ = T.simd.vintlv(T.simd.vdup(T.uint16(0), "uint16"), largest)
         return T.reinterpret("float32x64", wide)
 
     @T.macro
-    def fp32_half(source_ub: Any, slot: Any, row: Any, at: Any) -> Any:
-        magnitude = T.simd.vdup(T.uint32(0x7FFFFFFF), "uint32")
-        even, odd = T.simd.vld2(source_ub[slot, row, at], dist="DINTLV_B32")
-        return T.simd.vmax(
-            T.simd.vand(T.reinterpret("uint32x64", even), magnitude),
-            T.simd.vand(T.reinterpret("uint32x64", odd), magnitude),
-        )
-
-    @T.macro
-    def fp32_chunk(source_ub: Any, slot: Any, row: Any, at: Any) -> Any:
-        low = fp32_half(source_ub, slot, row, at)
-        high = fp32_half(source_ub, slot, row, at + CHUNK // 2)
-        even, odd = T.simd.vdintlv(low, high)
-        return T.reinterpret("float32x64", T.simd.vcgmax(T.simd.vmax(even, odd)))
-
-    chunk_amax = bf16_chunk if quantiser.source == "bf16" else fp32_chunk
-    per_chunk = CHUNK // BLOCK
-
-    @T.macro
-    def amax(source_ub: Any, work: Any, slot: Any, row: Any) -> None:
+    def amax(held: Any, work: Any, slot: Any, row: Any, count: Any) -> None:
         eight = T.simd.pset(32, "PAT_VL8")
         for chunk in T.serial(T.uint16(quantiser.pitch // CHUNK)):
-            largest = chunk_amax(source_ub, slot, row, T.cast(chunk, "int32") * CHUNK)
+            largest = T.simd.vcgmax(folded(held, slot, row, T.cast(chunk, "int32") * CHUNK, count))
             T.simd.vsts(
-                work.amax[slot, row, T.cast(chunk, "int32") * per_chunk],
-                largest,
+                work.amax[slot, row, T.cast(chunk, "int32") * _PER_CHUNK],
+                widened(largest),
                 eight,
                 dist="NORM_B32",
-                extent=per_chunk,
+                extent=_PER_CHUNK,
             )
 
     return amax
@@ -259,11 +353,10 @@ def quotient_scale(fmt: Format) -> Any:
 
 
 def _scale_macro(quantiser: RowQuantiser) -> Any:
-    """Scales of a row as they are written, and their inverses to ``work.inverse``."""
+    """Scales of a row of blocks as they are written, and their inverses to ``work.inverse``."""
     import tilelang.ascend.language as T
 
-    blocks, columns = quantiser.blocks, quantiser.scale_columns
-    vectors = padded(blocks) // VECTOR_LANES
+    vectors = padded(quantiser.blocks) // VECTOR_LANES
     packed = quantiser.scales == "e8m0"
     scale_of = power_scale(quantiser.fmt) if quantiser.round_sf else quotient_scale(quantiser.fmt)
 
@@ -278,17 +371,16 @@ def _scale_macro(quantiser: RowQuantiser) -> Any:
         return T.reinterpret("uint16x128", T.simd.vpack(T.simd.vpack(known)))
 
     @T.macro
-    def store_pairs(work: Any, slot: Any, row: Any, scale: Any, first: Any) -> None:
-        pairs = as_pairs(scale, blocks - first)
+    def store_pairs(work: Any, slot: Any, row: Any, scale: Any, first: Any, left: Any) -> None:
+        pairs = as_pairs(scale, left)
         if quantiser.col_major:
-            pitch = work.scales.shape[2]
             lane = T.reinterpret("uint16x128", T.simd.vci(T.int16(0), "int16"))
-            index = T.simd.vmuls(lane, T.uint16(pitch))
+            wanted = T.min(T.truncdiv(left + 1, 2), VECTOR_LANES // 2)
             T.simd.vscatter(
                 pairs,
                 work.scales[slot, T.truncdiv(first, 2), row],
-                index,
-                T.simd.update_mask(T.cast(T.min(columns - T.truncdiv(first, 2), 32), "uint32"), 16),
+                T.simd.vmuls(lane, T.uint16(work.scales.shape[2])),
+                T.simd.update_mask(T.cast(wanted, "uint32"), 16),
             )
         else:
             half = T.simd.pset(16, "PAT_VL32")
@@ -301,31 +393,32 @@ def _scale_macro(quantiser: RowQuantiser) -> Any:
             )
 
     @T.macro
-    def store_floats(work: Any, slot: Any, row: Any, scale: Any, first: Any) -> None:
+    def store_floats(work: Any, slot: Any, row: Any, scale: Any, first: Any, left: Any) -> None:
         if quantiser.col_major:
-            pitch = work.scales.shape[2]
             lane = T.reinterpret("uint32x64", T.simd.vci(T.int32(0), "int32"))
             T.simd.vscatter(
                 scale,
                 work.scales[slot, first, row],
-                T.simd.vmuls(lane, T.uint32(pitch)),
-                T.simd.update_mask(T.cast(blocks - first, "uint32"), 32),
+                T.simd.vmuls(lane, T.uint32(work.scales.shape[2])),
+                T.simd.update_mask(T.cast(left, "uint32"), 32),
             )
         else:
             T.simd.vsts(work.scales[slot, row, first], scale)
 
     @T.macro
-    def scale_row(work: Any, slot: Any, row: Any) -> None:
+    def scale_row(work: Any, slot: Any, row: Any, blocks: Any) -> None:
         for vector in T.serial(T.uint16(vectors)):
             first = T.cast(vector, "int32") * VECTOR_LANES
             bits = T.reinterpret("uint32x64", T.simd.vld(work.amax[slot, row, first]))
             scale, inverse = scale_of(bits)
             if quantiser.values:
                 T.simd.vsts(work.inverse[slot, row, first], inverse)
+            # The last tile of a row may have fewer vectors of blocks than there is room for.
+            left = T.max(blocks - first, 0)
             if packed:
-                store_pairs(work, slot, row, scale, first)
+                store_pairs(work, slot, row, scale, first, left)
             else:
-                store_floats(work, slot, row, as_float(scale), first)
+                store_floats(work, slot, row, as_float(scale), first, left)
 
     return scale_row
 
@@ -335,7 +428,7 @@ def _given_scale_macro(quantiser: RowQuantiser) -> Any:
     import tilelang.ascend.language as T
 
     @T.macro
-    def invert_row(work: Any, slot: Any, row: Any) -> None:
+    def invert_row(work: Any, slot: Any, row: Any, blocks: Any) -> None:
         for vector in T.serial(T.uint16(padded(quantiser.blocks) // VECTOR_LANES)):
             first = T.cast(vector, "int32") * VECTOR_LANES
             one = T.simd.vdup(T.float32(1.0), "float32")
@@ -345,86 +438,90 @@ def _given_scale_macro(quantiser: RowQuantiser) -> Any:
     return invert_row
 
 
-def _e4m3_macro(quantiser: RowQuantiser) -> Any:
-    """Values of a row times the inverse scales, to ``work.values`` as e4m3.
+def e4m3_of_quarters() -> Any:
+    """A macro of four registers of :func:`quarters_of` and what each is multiplied with: 256 e4m3 in order.
 
-    Register k of four holds the values 4i+k, which is where quarter k of the conversion puts its bytes.
+    Conversion saturates; NaN becomes 0.
     """
     import tilelang.ascend.language as T
 
     @T.macro
-    def bf16_quarters(source_ub: Any, slot: Any, row: Any, at: Any) -> Any:
-        even, odd = T.simd.vld2(source_ub[slot, row, at], dist="DINTLV_B16")
-        return (
-            T.simd.vcvt(even, "float32", part=0),
-            T.simd.vcvt(odd, "float32", part=0),
-            T.simd.vcvt(even, "float32", part=1),
-            T.simd.vcvt(odd, "float32", part=1),
-        )
-
-    @T.macro
-    def fp32_quarters(source_ub: Any, slot: Any, row: Any, at: Any) -> Any:
-        low_even, low_odd = T.simd.vld2(source_ub[slot, row, at], dist="DINTLV_B32")
-        high_even, high_odd = T.simd.vld2(source_ub[slot, row, at + CHUNK // 2], dist="DINTLV_B32")
-        first, third = T.simd.vdintlv(low_even, high_even)
-        second, fourth = T.simd.vdintlv(low_odd, high_odd)
-        return first, second, third, fourth
-
-    quarters_of = bf16_quarters if quantiser.source == "bf16" else fp32_quarters
-
-    @T.macro
-    def quarter(value: Any, inverse: Any, part: int) -> Any:
-        scaled = T.simd.vcvt(T.simd.vmul(value, inverse), TILELANG_FORMAT["e4m3"], part=part)
+    def quarter(value: Any, factor: Any, part: int) -> Any:
+        scaled = T.simd.vcvt(T.simd.vmul(value, factor), TILELANG_VALUE["e4m3"], part=part)
         return T.reinterpret("uint8x256", scaled)
 
     @T.macro
-    def convert(source_ub: Any, work: Any, slot: Any, row: Any) -> None:
+    def merged(values: Any, factors: Any) -> Any:
+        bits = T.simd.vor(
+            T.simd.vor(quarter(values[0], factors[0], 0), quarter(values[1], factors[1], 1)),
+            T.simd.vor(quarter(values[2], factors[2], 2), quarter(values[3], factors[3], 3)),
+        )
+        return T.reinterpret("float8_e4m3fnx256", bits)
+
+    return merged
+
+
+def _e4m3_macro(quantiser: RowQuantiser) -> Any:
+    """Values of a row times the inverse scales, to ``work.values`` as e4m3."""
+    import tilelang.ascend.language as T
+
+    quarters, merged = quarters_of(quantiser.source), e4m3_of_quarters()
+    share = quantiser.share
+
+    @T.macro
+    def convert(held: Any, work: Any, slot: Any, row: Any) -> None:
         for chunk in T.serial(T.uint16(quantiser.pitch // CHUNK)):
             at = T.cast(chunk, "int32") * CHUNK
-            inverse = T.simd.vld(work.inverse[slot, row, T.cast(chunk, "int32") * 8], dist="E2B_B32")
-            first, second, third, fourth = quarters_of(source_ub, slot, row, at)
-            merged = T.simd.vor(
-                T.simd.vor(quarter(first, inverse, 0), quarter(second, inverse, 1)),
-                T.simd.vor(quarter(third, inverse, 2), quarter(fourth, inverse, 3)),
-            )
-            T.simd.vsts(
-                work.values[slot, row, at], T.reinterpret("float8_e4m3fnx256", merged), dist="NORM_B8"
-            )
+            block = T.cast(chunk, "int32") * _PER_CHUNK
+            inverse = T.simd.vld(work.inverse[slot, T.truncdiv(row, share), block], dist="E2B_B32")
+            values = quarters(held, slot, row, at)
+            stored = merged(values, (inverse, inverse, inverse, inverse))
+            T.simd.vsts(work.values[slot, row, at], stored, dist="NORM_B8")
 
     return convert
 
 
-def _e2m1_macro(quantiser: RowQuantiser) -> Any:
-    """Values of a row times the inverse scales, to ``work.values`` as e2m1 pairs.
+def e2m1_of_halves() -> Any:
+    """A macro of two fp32 registers with 128 values in order: bytes of e2m1 pairs, one in four lanes.
 
     Only bf16 converts to fp4. Rounding to bf16 before that would round twice; instead the lower half of an
-    fp32 is dropped and the last bit kept says whether it was zero (round to odd).
+    fp32 is dropped and the last bit kept says whether it was zero (round to odd). Conversion saturates; NaN
+    becomes 0.
     """
     import tilelang.ascend.language as T
 
     @T.macro
-    def load(source_ub: Any, slot: Any, row: Any, at: Any) -> Any:
-        if quantiser.source == "bf16":
-            return T.simd.vcvt(T.simd.vld(source_ub[slot, row, at], dist="UNPK_B16"), "float32", part=0)
-        return T.simd.vld(source_ub[slot, row, at])
-
-    @T.macro
-    def half(source_ub: Any, work: Any, slot: Any, row: Any, at: Any, spread: Any) -> None:
-        """128 values; ``spread`` has each of their four inverse scales in 16 adjacent lanes."""
-        low_inverse, high_inverse = T.simd.vintlv(spread, spread)
-        low = T.simd.vmul(load(source_ub, slot, row, at), low_inverse)
-        high = T.simd.vmul(load(source_ub, slot, row, at + VECTOR_LANES), high_inverse)
+    def pairs(low: Any, high: Any) -> Any:
         dropped, kept = T.simd.vdintlv(T.reinterpret("uint16x128", low), T.reinterpret("uint16x128", high))
         odd = T.reinterpret("bfloat16x128", T.simd.vor(kept, T.simd.vmins(dropped, T.uint16(1))))
-        T.simd.vsts(work.values[slot, row, at], T.simd.vcvt(odd, TILELANG_FORMAT["e2m1"]), dist="PK4_B32")
+        return T.simd.vcvt(odd, TILELANG_VALUE["e2m1"])
+
+    return pairs
+
+
+def _e2m1_macro(quantiser: RowQuantiser) -> Any:
+    """Values of a row times the inverse scales, to ``work.values`` as e2m1 pairs."""
+    import tilelang.ascend.language as T
+
+    halves, pairs = halves_of(quantiser.source), e2m1_of_halves()
+    share = quantiser.share
 
     @T.macro
-    def convert(source_ub: Any, work: Any, slot: Any, row: Any) -> None:
+    def half(held: Any, work: Any, slot: Any, row: Any, at: Any, spread: Any) -> None:
+        """128 values; ``spread`` has each of their four inverse scales in 16 adjacent lanes."""
+        low_inverse, high_inverse = T.simd.vintlv(spread, spread)
+        low, high = halves(held, slot, row, at)
+        stored = pairs(T.simd.vmul(low, low_inverse), T.simd.vmul(high, high_inverse))
+        T.simd.vsts(work.values[slot, row, at], stored, dist="PK4_B32")
+
+    @T.macro
+    def convert(held: Any, work: Any, slot: Any, row: Any) -> None:
         for chunk in T.serial(T.uint16(quantiser.pitch // CHUNK)):
             at = T.cast(chunk, "int32") * CHUNK
-            inverse = T.simd.vld(work.inverse[slot, row, T.cast(chunk, "int32") * 8], dist="E2B_B32")
+            block = T.cast(chunk, "int32") * _PER_CHUNK
+            inverse = T.simd.vld(work.inverse[slot, T.truncdiv(row, share), block], dist="E2B_B32")
             low, high = T.simd.vintlv(inverse, inverse)
-            half(source_ub, work, slot, row, at, low)
-            half(source_ub, work, slot, row, at + CHUNK // 2, high)
+            half(held, work, slot, row, at, low)
+            half(held, work, slot, row, at + CHUNK // 2, high)
 
     return convert
