@@ -6,7 +6,7 @@ import torch
 
 
 def fused_positions(
-    tokens: int, topk: int, *, experts: int = 9, alignment: int = 8, seed: int = 0
+    tokens: int, topk: int, *, experts: int = 12, alignment: int = 8, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``token_topk_to_pos`` [tokens, topk] and ``pos_to_expert`` [places], both int32.
 
