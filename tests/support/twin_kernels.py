@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from support.twin_launch import templates_dir
-from support.twin_toolkit import Twin, schedule
+from support.twin_toolkit import REPORTING, Twin, schedule
 
 from kaas.client.launch_plan import LaunchPlan
 from kaas.compiler.lowering import LoweredKernel
@@ -21,7 +21,7 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.flo
 SOC_NAMES = {28: "Ascend950PR_9579", 32: "Ascend950DT_9581", 36: "Ascend950PR_9599", 4: "Ascend950PR_950z"}
 """One part for every core count that the tests use."""
 
-SCHEDULES = (("eager", 0), *(("adversarial", seed) for seed in range(4)))
+SCHEDULES = (("eager", 0), *(("adversarial", seed) for seed in range(4)), ("happens-before", 0))
 
 
 class TwinKernel:
@@ -31,7 +31,8 @@ class TwinKernel:
         self.lowered = lowered
         self._plan = LaunchPlan(lowered.launch)
         self._twin = twin
-        self._binary = twin.runtime.load(twin.compile(lowered.source, flags=[f"-I{templates_dir()}"]))
+        image = twin.compile(lowered.source, flags=[f"-I{templates_dir()}"], environment=REPORTING)
+        self._binary = twin.runtime.load(image)
         self._function = twin.runtime.function(self._binary, lowered.launch.entry)
 
     def launch(self, *arguments: Any) -> None:
@@ -80,7 +81,7 @@ def altered_kernel(spec: KernelSpec, cube_cores: int, alter: Callable[[str], str
 
 
 def in_every_schedule(run: Callable[[], None]) -> None:
-    """Call ``run`` in eager order and under several adversarial seeds."""
+    """Call ``run`` in eager order, under several adversarial seeds, and checked for unordered accesses."""
     for name, seed in SCHEDULES:
         with schedule(name, seed):
             run()
