@@ -80,6 +80,7 @@ def plan_rows(
     column_bytes: int | None = None,
     given: RowTile | None = None,
     row_counts: Sequence[int] = ROW_COUNTS,
+    unstaged_row_bytes: int = 0,
 ) -> RowPlan:
     """The best plan for rows that take ``row_bytes`` of UB per stage (all their buffers together).
 
@@ -88,12 +89,14 @@ def plan_rows(
     even one row fits; ``what`` says what the row is, and ``column_bytes``, what one more column would take of
     UB in all, lets the refusal name the widest row that fits. ``given`` overrides the choice; if it does not
     fit, the refusal names the field ``tile``. ``row_counts`` are the numbers of rows to choose from.
+    ``unstaged_row_bytes`` are taken once per row of a stage, however many stages there are.
     """
-    if row_bytes + fixed_bytes > target.ub_bytes:
-        excess = row_bytes + fixed_bytes - target.ub_bytes
+    least = row_bytes + unstaged_row_bytes + fixed_bytes
+    if least > target.ub_bytes:
+        excess = least - target.ub_bytes
         widest = padded(target.ub_bytes // column_bytes - VECTOR_LANES + 1) if column_bytes else None
         raise DoesNotFit(
-            f"{what} needs {row_bytes + fixed_bytes} bytes of UB, {excess} more than there are",
+            f"{what} needs {least} bytes of UB, {excess} more than there are",
             field=field,
             legal=f"at most {widest} with these options" if widest else "less",
             buffer="UB",
@@ -105,7 +108,7 @@ def plan_rows(
     for count in row_counts:
         for stages in (2, 3, 4):
             tiles = {"rows": count, "stages": stages}
-            need = count * stages * row_bytes
+            need = count * (stages * row_bytes + unstaged_row_bytes)
             if need > room:
                 too_large.append(TooLarge(tiles=tiles, buffer="UB", excess_bytes=need - room))
             else:
@@ -113,7 +116,7 @@ def plan_rows(
     if not candidates:  # a single stage: nothing overlaps, but it works
         candidates.append(_modelled({"rows": 1, "stages": 1}, row_bytes, per_core, passes))
     if given is not None:
-        excess = given.rows * given.stages * row_bytes - room
+        excess = given.rows * (given.stages * row_bytes + unstaged_row_bytes) - room
         if excess > 0:
             raise DoesNotFit(
                 f"{given.stages} stages of {given.rows} rows need {excess} bytes of UB more than there are",
