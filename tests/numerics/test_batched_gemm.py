@@ -103,7 +103,7 @@ def test_no_tokens_are_no_work(expression: str) -> None:
     assert outputs["d"].numel() == 0
 
 
-@pytest.mark.parametrize(("expression", "cores"), zip(EXPRESSIONS, (4, 28, 32), strict=True))
+@pytest.mark.parametrize(("expression", "cores"), list(zip(EXPRESSIONS, (4, 28, 32), strict=True)))
 def test_chosen_tiles_agree(expression: str, cores: int) -> None:
     check(BatchedGemmSpec(expression=expression, h=6, d=128, r=320), cores, {"b": 150})
 
