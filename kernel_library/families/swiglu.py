@@ -231,7 +231,9 @@ def _program(spec: SwigluSpec, plan: RowPlan, cores: int) -> Any:
     dtype, dtype_out = spec.dtype, spec.dtype_out
     casts, counts_clamped = spec.cast != "none", spec.count_clamped
     quantiser = quantiser_of(spec, hidden, "fp32") if casts else None
-    quantise, store_cast = (quantiser.rows(), quantiser.store()) if quantiser else (None, None)
+    quantise: Any = quantiser.rows() if quantiser else None
+    store_cast: Any = quantiser.store() if quantiser else None
+    bound = 0.0 if spec.clamp is None else spec.clamp
 
     @T.macro
     def row_weight(state: Any, slot: Any, row: Any) -> Any:
@@ -244,8 +246,8 @@ def _program(spec: SwigluSpec, plan: RowPlan, cores: int) -> Any:
     @T.macro
     def value_of(gate: Any, up: Any) -> Any:
         if spec.clamp is not None:
-            gate = T.simd.vmins(gate, spec.clamp)
-            up = T.simd.vmaxs(T.simd.vmins(up, spec.clamp), -spec.clamp)
+            gate = T.simd.vmins(gate, bound)
+            up = T.simd.vmaxs(T.simd.vmins(up, bound), -bound)
         return T.simd.vmul(silu(gate), up)
 
     @T.macro
@@ -253,11 +255,11 @@ def _program(spec: SwigluSpec, plan: RowPlan, cores: int) -> Any:
         """Add 1 in every lane that the clamp will change: gate above, up above, up below."""
         known = T.simd.update_mask(T.cast(T.min(hidden - at, VECTOR_LANES), "uint32"), 32)
         zero, one = T.simd.vdup(T.int32(0), "int32"), T.simd.vdup(T.int32(1), "int32")
-        gate_above = T.simd.vcmps(gate, spec.clamp, known, op="gt")
+        gate_above = T.simd.vcmps(gate, bound, known, op="gt")
         counts[0] = T.simd.vadd(counts[0], T.simd.vsel(one, zero, gate_above))
-        up_above = T.simd.vcmps(up, spec.clamp, known, op="gt")
+        up_above = T.simd.vcmps(up, bound, known, op="gt")
         counts[1] = T.simd.vadd(counts[1], T.simd.vsel(one, zero, up_above))
-        up_below = T.simd.vcmps(up, -spec.clamp, known, op="lt")
+        up_below = T.simd.vcmps(up, -bound, known, op="lt")
         counts[2] = T.simd.vadd(counts[2], T.simd.vsel(one, zero, up_below))
 
     @T.macro
@@ -436,8 +438,8 @@ Overflow gives infinity. A block with a NaN or an infinity dequantises to NaN.
         "clamped": "counters, added to",
     },
     tolerance="one rounding to `dtype_out` after fp32 arithmetic within 2^-20 of the value, and 2^-100 where "
-    "the exponential overflows; counts exactly. A cast equals, to the bit, the quantisation of the fp32 result "
-    "that the same spec without the cast gives",
+    "the exponential overflows; counts exactly. A cast equals, to the bit, the quantisation of the fp32 "
+    "result that the same spec without the cast gives",
     facts=(
         "TileKernels 2.0.0, tile_kernels/quant/swiglu_forward_kernel.py and tile_kernels/torch/swiglu.py: "
         "order of clamp, weight and cast, counters, expert layout",

@@ -56,6 +56,16 @@ MATRIX: list[tuple[dict[str, Any], str, list[Any], list[Any]]] = [
     (RMSNORM, "eps", [0.0, 1e-6, 1.0, 1e-300], [-1e-9, 1.0001, "1e-6", None, True]),
     (RMSNORM, "residual", [True, False], [1, "no", None]),
     (RMSNORM, "weight", [True, False], [0, "no", None]),
+    (RMSNORM, "out_scale", [1.0, -0.5, 65536.0], [65537.0, "1", None, True]),
+    (RMSNORM, "rstd", [True, False], [0, "no", None]),
+    (RMSNORM, "cast", ["none", "e4m3", "e2m1"], ["e5m2", "bf16", None, 8]),
+    (RMSNORM, "round_sf", [False], [0, "no", None]),
+    (RMSNORM, "col_major", [False], [0, "no", None]),
+    (RMSNORM, "bf16_output", [False], [0, "no", None]),
+    (RMSNORM | {"cast": "e4m3"}, "round_sf", [True, False], [0, "no", None]),
+    (RMSNORM, "scales", ["fp32"], ["e4m3", None, 8]),
+    (RMSNORM | {"cast": "e4m3"}, "col_major", [True, False], [0, "no", None]),
+    (RMSNORM | {"cast": "e4m3"}, "bf16_output", [True, False], [0, "no", None]),
 ]
 
 
