@@ -163,12 +163,15 @@ def cube_pipeline(
     *,
     dtype_a: str,
     dtype_b: str,
-    a_l1_tile: tuple[int, int],
-    b_l1_tile: tuple[int, int],
+    a_l1_tile: tuple[int, ...],
+    b_l1_tile: tuple[int, ...],
     load: Callable[[Rings, Any, Any], Any],
     feed: Callable[[Rings, Any], Any],
     multiply: Callable[[Rings, Any, Any], Any],
     allocate: Callable[[Rings], Any] | None = None,
+    parts_of: Callable[[Rings], Any] | None = None,
+    acquire: Callable[[Rings], Any] | None = None,
+    release: Callable[[Rings], Any] | None = None,
 ) -> CubePipeline:
     """The pipeline of ``tiles`` for operands of the given TileLang dtypes and L1 tile shapes.
 
@@ -176,6 +179,9 @@ def cube_pipeline(
     on MTE2; ``where`` is passed through from ``product`` as it is, so a tuple keeps its expressions.
     ``feed(rings, part)`` copies cube step ``part`` of the L1 slot into the L0 slot on MTE1, and
     ``multiply(rings, accumulator, clear)`` issues it on M. ``allocate(rings)`` adds buffers of the family's.
+    ``parts_of(rings)`` is how many cube steps the loaded K step takes, where that is not all of them.
+    ``acquire(rings)`` and ``release(rings)`` stand around them where somebody else fills a slot of L1; a
+    buffer that somebody else sees too is allocated by the caller and kept in ``rings`` as ``b_l1`` before.
     """
     import tilelang.ascend.language as T
 
@@ -187,7 +193,7 @@ def cube_pipeline(
     @T.macro
     def open_rings(rings: Any) -> None:
         a_l1 = T.alloc_l1((l1_stages, *a_l1_tile), dtype_a)
-        b_l1 = T.alloc_l1((l1_stages, *b_l1_tile), dtype_b)
+        b_l1 = rings.b_l1 if "b_l1" in rings.__dict__ else T.alloc_l1((l1_stages, *b_l1_tile), dtype_b)
         a_l0 = T.alloc_l0a((2, bm, mk), dtype_a)
         b_l0 = T.alloc_l0b((2, bn, mk), dtype_b)
         l0c = T.alloc_l0c((l0c_stages, bm, bn), "float32")
@@ -212,7 +218,9 @@ def cube_pipeline(
             load(rings, where, step)
             T.ascend_set_flag("MTE2_MTE1", rings.l1_slot())
             T.ascend_wait_flag("MTE2_MTE1", rings.l1_slot())
-            for part in T.serial(parts):
+            if acquire is not None:
+                acquire(rings)
+            for part in T.serial(parts if parts_of is None else parts_of(rings)):
                 T.ascend_wait_flag("M_MTE1", rings.l0_slot())
                 feed(rings, part)
                 T.ascend_set_flag("MTE1_M", rings.l0_slot())
@@ -222,6 +230,8 @@ def cube_pipeline(
                     T.ascend_pipe_barrier("PIPE_M")
                 T.ascend_set_flag("M_MTE1", rings.l0_slot())
                 rings.l0_turn[0] += 1
+            if release is not None:
+                release(rings)
             T.ascend_set_flag("MTE1_MTE2", rings.l1_slot())
             rings.l1_turn[0] += 1
         T.ascend_set_flag("M_FIX", turn % l0c_stages)
@@ -257,16 +267,17 @@ class OperandCopies:
     feed: Callable[[Any, Any, Any, Any], Any]
 
 
-def operand_copies(tiles: GemmTiles, rows: int, element_bytes: int, *, k_major: bool) -> OperandCopies:
+def operand_copies(tiles: GemmTiles, rows: int, element_bytes: float, *, k_major: bool) -> OperandCopies:
     """The copies of an operand of ``rows`` tile rows whose elements have ``element_bytes`` bytes.
 
-    The cube wants K along a row. A 16-bit operand stored the other way is transposed between L1 and L0; the
-    other widths have no such transpose that fits and take their own between global memory and L1.
+    The cube wants K along a row. An operand of 8 or 16 bits stored the other way is transposed between L1 and
+    L0 (8 bits: ``rows`` is a multiple of 32); the 32-bit path has no such transpose and takes its own between
+    global memory and L1.
     """
     import tilelang.ascend.language as T
 
     bk, mk = tiles.block_k, tiles.mad_k
-    in_l0 = k_major and element_bytes == 2
+    in_l0 = k_major and element_bytes < 4
 
     def load(source: Any, l1_tile: Any, first: Any, step: Any) -> Any:
         if not k_major:
@@ -300,16 +311,44 @@ class VectorEpilogue:
     close: Callable[[], Any]
 
 
+def accumulator_hand_over(tiles: GemmTiles) -> tuple[Callable[[Rings, Any, Any], Any], Callable[[], Any]]:
+    """``hand_over`` and ``close_cube`` of a :class:`VectorEpilogue`, which are the same for all of them."""
+    import tilelang.ascend.language as T
+
+    l0c_stages = tiles.l0c_stages
+
+    @T.macro
+    def hand_over(rings: Any, turn: Any, accumulator_ub: Any) -> None:
+        T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", UB_EMPTY + turn % l0c_stages)
+        T.ascend_cross_core_wait_flag(
+            CORE_PAIR, "PIPE_FIX", SECOND_VECTOR_CORE + UB_EMPTY + turn % l0c_stages
+        )
+        T.dual_copy(rings.l0c[turn % l0c_stages, :, :], accumulator_ub[turn % l0c_stages, :, :])
+        T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_FIX", UB_FULL + turn % l0c_stages)
+        T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_FIX", SECOND_VECTOR_CORE + UB_FULL + turn % l0c_stages)
+
+    @T.macro
+    def close_cube() -> None:
+        for slot in T.serial(l0c_stages):
+            T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", UB_EMPTY + slot)
+            T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", SECOND_VECTOR_CORE + UB_EMPTY + slot)
+
+    return hand_over, close_cube
+
+
 def vector_epilogue(
     tiles: GemmTiles,
     dtype_d: str,
     *,
     with_alpha: bool,
     accumulate: bool,
+    factor: float = 1.0,
     load_old: Callable[[Any, Any, Any, Any], Any] | None = None,
     store_result: Callable[[Any, Any, Any, Any], Any] | None = None,
 ) -> VectorEpilogue:
-    """D = round((alpha *) accumulator (+ D)), half a tile per vector core; ``dtype_d`` is TileLang's name.
+    """D = round((alpha *) factor * accumulator (+ D)), half a tile per vector core.
+
+    ``dtype_d`` is TileLang's name. ``factor`` is a power of two that the operands leave to the result.
 
     ``load_old(d, ub, row, col)`` and ``store_result(ub, d, row, col)`` replace the copies between D and a
     [block_m / 2, block_n] UB buffer where D is not a plain matrix.
@@ -328,21 +367,7 @@ def vector_epilogue(
     bring_old = load_old or copy_in
     store_half = store_result or copy_out
 
-    @T.macro
-    def hand_over(rings: Any, turn: Any, accumulator_ub: Any) -> None:
-        T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", UB_EMPTY + turn % l0c_stages)
-        T.ascend_cross_core_wait_flag(
-            CORE_PAIR, "PIPE_FIX", SECOND_VECTOR_CORE + UB_EMPTY + turn % l0c_stages
-        )
-        T.dual_copy(rings.l0c[turn % l0c_stages, :, :], accumulator_ub[turn % l0c_stages, :, :])
-        T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_FIX", UB_FULL + turn % l0c_stages)
-        T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_FIX", SECOND_VECTOR_CORE + UB_FULL + turn % l0c_stages)
-
-    @T.macro
-    def close_cube() -> None:
-        for slot in T.serial(l0c_stages):
-            T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", UB_EMPTY + slot)
-            T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", SECOND_VECTOR_CORE + UB_EMPTY + slot)
+    hand_over, close_cube = accumulator_hand_over(tiles)
 
     # A macro's scalar argument takes the macro's name for it, so ``alpha`` stays ``alpha`` all the way.
     @T.macro
@@ -351,6 +376,8 @@ def vector_epilogue(
             for vector in T.serial(T.uint16(vectors)):
                 at = T.cast(vector, "int32") * VECTOR_LANES
                 value = T.simd.vld(accumulator[turn % l0c_stages, at])
+                if factor != 1.0:
+                    value = T.simd.vmuls(value, T.float32(factor))
                 if with_alpha:
                     value = T.simd.vmuls(value, alpha)
                 if accumulate and dtype_d == "float32":

@@ -41,7 +41,8 @@ class GemmProblem(msgspec.Struct, frozen=True, kw_only=True):
     ``matrices`` is how many such products one launch computes. ``input_bytes`` is half a byte for fp4. Tiles
     are multiples of ``m_multiple`` and ``n_multiple``, steps along K of ``k_multiple``. ``scaled`` operands
     bring a byte of scale for 32 values. ``result_row_bytes`` is UB that a row of a half tile takes beside its
-    elements, ``staged_bytes`` UB for each element of a [block_n, block_k] tile of B that passes the vectors.
+    elements, ``staged_bytes`` UB for each element of a [block_n, block_k] tile of B that passes the vectors,
+    one half of K on each.
     """
 
     m: int | None
@@ -76,8 +77,8 @@ def choose_tiles(problem: GemmProblem, target: Target) -> GemmTiles:
     """The fitting tiles with the least modelled time; raises :class:`DoesNotFit` if none fits."""
     fitting, _ = _alternatives(problem, target)
     if not fitting:  # the smallest tile says which buffer is too small
-        least = problem.m_multiple, problem.n_multiple, problem.k_multiple
-        return tiles_for_blocks(problem, target, *least)
+        least_k = problem.k_multiple * (2 if problem.staged_bytes else 1)
+        return tiles_for_blocks(problem, target, problem.m_multiple, problem.n_multiple, least_k)
     return min(fitting, key=lambda tiles: (_modelled(problem, target, tiles).cycles, -_area(tiles)))
 
 
@@ -158,7 +159,7 @@ def _mad_k(problem: GemmProblem, block_m: int, block_n: int, block_k: int, targe
     row_bytes, least = 2 * problem.input_bytes, problem.k_multiple
     limit = min(target.l0a_bytes / (block_m * row_bytes), target.l0b_bytes / (block_n * row_bytes))
     limit = min(limit, block_k // 2)
-    steps = block_k // least
+    steps = (block_k // 2 if problem.staged_bytes else block_k) // least
     return max(
         (least * step for step in range(1, steps + 1) if steps % step == 0 and least * step <= limit),
         default=least,
@@ -168,7 +169,7 @@ def _mad_k(problem: GemmProblem, block_m: int, block_n: int, block_k: int, targe
 def _deepest_fit(problem: GemmProblem, target: Target, block_m: int, block_n: int) -> GemmTiles:
     """The block shape with the longest K step that L1 holds; raises :class:`DoesNotFit` if none does."""
     extent_k = problem.k or NOMINAL_EXTENT
-    least = problem.k_multiple
+    least = problem.k_multiple * (2 if problem.staged_bytes else 1)
     block_k = int(min(MAX_BLOCK_K_BYTES / problem.input_bytes, math.ceil(extent_k / least / 2) * least * 2))
     while True:
         try:
