@@ -8,10 +8,15 @@ a row of minus infinities still has k different winners.
 # mypy: disable-error-code="untyped-decorator"
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
-from typing import Any
+from typing import Any, Literal
 
 from kaas.kernel_library.row_plan import VECTOR_LANES
 
+LANE_TOPK_SOURCE = "kaas.kernel_library.lane_topk"
+"""For ``Family.sources`` of a family that uses this module."""
+
+IndexDtype = Literal["int64", "int32"]
+INDEX_DTYPES: tuple[IndexDtype, ...] = ("int64", "int32")
 MAX_TOPK = 32
 """Winners of a row: as int64 they fill one vector register."""
 NO_KEY = -(2**31)

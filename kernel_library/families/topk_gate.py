@@ -3,12 +3,15 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.lane_topk import (
+    INDEX_DTYPES,
+    LANE_TOPK_SOURCE,
     MAX_TOPK,
+    IndexDtype,
     index_pitch,
     index_words,
     ranking_keys,
@@ -17,7 +20,14 @@ from kaas.kernel_library.lane_topk import (
     without_padding,
 )
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan, padded, plan_rows
+from kaas.kernel_library.row_plan import (
+    VECTOR_LANES,
+    RowPlan,
+    RowTile,
+    padded,
+    plan_rows,
+    require_row_tile,
+)
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -33,7 +43,6 @@ from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
 MAX_EXPERTS = 1024
-IndexDtype = Literal["int64", "int32"]
 
 
 class TopkGateSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="topk_gate"):
@@ -49,18 +58,24 @@ class TopkGateSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=
     topk: Annotated[int, within(1, MAX_TOPK)]
     index_dtype: IndexDtype = "int64"
     tokens: Dim = "dynamic"
+    tile: RowTile | None = None
 
     def __post_init__(self) -> None:
         require_int(self.experts, "experts", 1, MAX_EXPERTS)
         require_int(self.topk, "topk", 1, MAX_TOPK)
-        require_one_of(self.index_dtype, "index_dtype", ("int64", "int32"))
+        require_one_of(self.index_dtype, "index_dtype", INDEX_DTYPES)
         require_dim(self.tokens, "tokens")
+        require_row_tile(self.tile)
         if self.topk > self.experts:
             raise InvalidSpec(
                 f"topk is {self.topk}; legal: at most the {self.experts} experts",
                 field="topk",
                 legal=f"an integer from 1 to {self.experts}",
             )
+
+    def check_target(self, target: Target) -> None:
+        """Raise :class:`DoesNotFit` if the spec's own tile does not fit ``target``'s UB."""
+        plan_of(self, target)
 
 
 def plan_of(spec: TopkGateSpec, target: Target) -> RowPlan:
@@ -72,6 +87,7 @@ def plan_of(spec: TopkGateSpec, target: Target) -> RowPlan:
         passes=3.0 * spec.topk,
         what=f"a row of {spec.experts} scores",
         field="experts",
+        given=spec.tile,
     )
 
 
@@ -151,7 +167,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.lane_topk"),
+    sources=(*ROW_KERNEL_SOURCES, LANE_TOPK_SOURCE),
     page=KernelPage(
         computes=(
             "`topk_idx[t]` lists the `topk` experts of token t with the largest `scores[t]`, best first. "
