@@ -27,6 +27,13 @@ _SMALLEST_SCALE_BITS = 0x00400000
 _NAN_BITS = 0x7FC00000
 
 
+def even(extent: Any) -> Any:
+    """``extent``, which is even, in a form that shows it: rows of e2m1 are copied in whole bytes only."""
+    import tilelang.ascend.language as T
+
+    return T.truncdiv(extent, 2) * 2
+
+
 def is_quantised(dtype: ValueType) -> bool:
     """Whether values of ``dtype`` come with scales."""
     return dtype in ("e4m3", "e2m1")
@@ -230,6 +237,8 @@ class ScaleReader:
         """
         import tilelang.ascend.language as T
 
+        scale_of_exponents = exponent_scale()
+
         @T.macro
         def gathered(raw: Any, slot: Any, row: Any, first: Any) -> Any:
             """64 scales of a row out of columns."""
@@ -273,7 +282,6 @@ class ScaleReader:
                             scale_of_exponents(exponents(raw, slot, T.cast(row, "int32"), first)),
                         )
 
-        scale_of_exponents = exponent_scale()
         return decode
 
     @property

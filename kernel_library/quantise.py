@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kaas.kernel_library.block_values import (
-    BLOCK,
-    CHUNK,
+    BLOCK as BLOCK,
+)
+from kaas.kernel_library.block_values import (
+    CHUNK as CHUNK,
+)
+from kaas.kernel_library.block_values import (
     TILELANG_VALUE,
     VALUE_BITS,
     ScaleType,
     ValueType,
+    even,
     halves_of,
     quarters_of,
 )
@@ -215,8 +220,8 @@ class RowQuantiser:
         ) -> None:
             if self.values:
                 T.copy(
-                    work.values[slot, 0:rows, 0:columns],
-                    values[row : row + rows, column : column + columns],
+                    work.values[slot, 0:rows, 0 : even(columns)],
+                    values[row : row + rows, even(column) : even(column) + even(columns)],
                 )
             if self.computed:
                 first = T.truncdiv(row, share)
