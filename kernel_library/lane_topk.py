@@ -109,3 +109,34 @@ def store_indices(buffer: Any, indices: Any, count: int, dtype: str, *at: Any) -
     if dtype == "int64":
         indices, _ = T.simd.vintlv(indices, T.simd.vshrs(indices, 31))
     return T.simd.vsts(buffer[at], indices, T.simd.update_mask(T.uint32(words), 32))
+
+
+def load_indices(buffer: Any, count: int, elements: int, dtype: str, *at: Any) -> Any:
+    """A row that :func:`store_indices` wrote, as int32: what names none of the ``elements`` is -1.
+
+    Of an int64 only the low word is looked at.
+    """
+    import tilelang.ascend.language as T
+
+    lanes = T.simd.vci(T.int32(0), "int32")
+    inside = T.simd.vcmps(lanes, count, op="lt")
+    places = T.reinterpret(T.simd.vmuls(lanes, index_words(1, dtype)), "uint32x64")
+    given = T.simd.vgather2(buffer[at], places, inside)
+    # As unsigned numbers, negative ones lie behind all elements.
+    is_known = T.simd.vcmps(T.reinterpret(given, "uint32x64"), T.uint32(elements), inside, op="lt")
+    return T.simd.vsel(given, T.simd.vdup(-1, "int32"), is_known)
+
+
+def sum_in_order(count: int) -> Any:
+    """A macro ``(start, values)``: start + lane 0 + lane 1 + ... + lane ``count`` - 1, in every lane."""
+    import tilelang.ascend.language as T
+
+    @T.macro
+    def run(start: Any, values: Any) -> Any:
+        total = T.simd.alloc_var("float32")
+        total = T.simd.vdup(start, "float32")
+        for k in T.serial(T.uint16(count)):
+            total = T.simd.vadd(total, T.simd.vselr(values, T.simd.vdup(T.cast(k, "int32"), "int32")))
+        return total
+
+    return run

@@ -15,8 +15,10 @@ from kaas.kernel_library.lane_topk import (
     index_pitch,
     index_words,
     lane_indices,
+    load_indices,
     ranking_keys,
     store_indices,
+    sum_in_order,
     top_k,
     without_padding,
 )
@@ -48,6 +50,7 @@ def moe_gate_program(spec: "MoeGateSpec", parameters: Sequence[Parameter], plan:
     logical, duplicates = spec.logical_experts, spec.duplicates
     last, is_softmax = vectors - 1, spec.scoring == "softmax"
     ranks, select, select_groups = ranking_keys(), top_k(vectors, topk), top_k(1, spec.topk_groups)
+    sum_in_ranks = sum_in_order(topk)
     sums_of, mapped = group_sums(spec.groups, group_size, summed=2), physical_experts(duplicates)
     plain_score: Any = None if is_softmax else score(spec.scoring)
 
@@ -128,16 +131,8 @@ def moe_gate_program(spec: "MoeGateSpec", parameters: Sequence[Parameter], plan:
     @T.macro
     def fixed(buffers: Any, slot: Any, row: Any, winners: Any) -> Any:
         """The winners, or the indices that came with a token whose routing is fixed."""
-        lanes = T.simd.vci(T.int32(0), "int32")
-        is_chosen = T.simd.vcmps(lanes, topk, op="lt")
-        stride = index_words(1, index_dtype)
-        place = unsigned(T.simd.vmuls(lanes, stride))
-        given = T.simd.vgather2(buffers.unmapped[slot, row, 0], place, is_chosen)
-        # An index that names no expert is none; lanes behind the row are none as well.
-        none = T.simd.vdup(-1, "int32")
-        known = T.simd.vsel(given, none, T.simd.vcmps(given, experts, is_chosen, op="lt"))
-        known_too = T.simd.vsel(known, none, T.simd.vcmps(known, 0, op="ge"))
-        return T.simd.vsel(known_too, winners, flag(buffers.fix_routing_mask, slot, row))
+        given = load_indices(buffers.unmapped, topk, experts, index_dtype, slot, row, 0)
+        return T.simd.vsel(given, winners, flag(buffers.fix_routing_mask, slot, row))
 
     @T.macro
     def weigh_row(call: Any, buffers: Any, slot: Any, row: Any, first: Any) -> None:
@@ -152,10 +147,7 @@ def moe_gate_program(spec: "MoeGateSpec", parameters: Sequence[Parameter], plan:
         taken = T.simd.vgather2(buffers.x[slot, row, 0], unsigned(winners), is_expert)
         chosen = T.simd.vsel(taken, zero, is_expert)
         # In the order of the ranks, as the weights are normalised elsewhere.
-        total = T.simd.alloc_var("float32")
-        total = T.simd.vdup(LEAST_SUM, "float32")
-        for k in T.serial(T.uint16(topk)):
-            total = T.simd.vadd(total, T.simd.vselr(chosen, T.simd.vdup(T.cast(k, "int32"), "int32")))
+        total = sum_in_ranks(LEAST_SUM, chosen)
         weights = T.simd.alloc_var("float32")
         weights = T.simd.vmuls(T.simd.vdiv(chosen, total), call.routed_scaling_factor)
         indices = T.simd.alloc_var("int32")

@@ -141,8 +141,7 @@ def plan_of(spec: MoeGateSpec, target: Target) -> RowPlan:
     fixed = padded(spec.experts) * sum((spec.bias, spec.image_bias))
     fixed += padded(spec.logical_experts * spec.duplicates)
     fixed += padded(spec.logical_experts) if spec.duplicates > 1 else 0
-    # The rows of winners, and what a load of a whole register reads behind the last short row.
-    fixed += (MAX_ROWS + 4) * VECTOR_LANES
+    fixed += MAX_ROWS * VECTOR_LANES  # the rows of winners
     return plan_rows(
         target,
         row_bytes=4 * row + flags,
