@@ -16,20 +16,20 @@ CAST_OUTPUT_SOURCES = ("kaas.kernel_library.cast_output", *QUANTISE_SOURCES)
 
 BLOCK = 32
 Cast = Literal["none", "e4m3", "e2m1"]
-Scales = Literal["fp32", "e8m0"]
+ScaleDtype = Literal["fp32", "e8m0x2"]
 
 
 def require_cast(spec: Any, columns: str = "hidden") -> None:
-    """Check a spec's fields ``cast``, ``round_sf``, ``scales`` and ``col_major`` against each other.
+    """Check a spec's fields ``cast``, ``round_sf``, ``scale_dtype`` and ``col_major`` against each other.
 
     ``columns`` is the field with the number of values in a row. Raises :class:`InvalidSpec`.
     """
     require_one_of(spec.cast, "cast", ("none", "e4m3", "e2m1"))
     require_bool(spec.round_sf, "round_sf")
-    require_one_of(spec.scales, "scales", ("fp32", "e8m0"))
+    require_one_of(spec.scale_dtype, "scale_dtype", ("fp32", "e8m0x2"))
     require_bool(spec.col_major, "col_major")
     if spec.cast == "none":
-        for field, legal in (("round_sf", False), ("scales", "fp32"), ("col_major", False)):
+        for field, legal in (("round_sf", False), ("scale_dtype", "fp32"), ("col_major", False)):
             if getattr(spec, field) != legal:
                 raise InvalidSpec(
                     f"{field} says something about scales, and cast is none", field=field, legal=[legal]
@@ -41,7 +41,7 @@ def require_cast(spec: Any, columns: str = "hidden") -> None:
             field=columns,
             legal=f"a multiple of {BLOCK}",
         )
-    if spec.scales == "e8m0" and not spec.round_sf:
+    if spec.scale_dtype == "e8m0x2" and not spec.round_sf:
         raise InvalidSpec(
             "round_sf is false, but e8m0 scales are powers of two; legal: true",
             field="round_sf",
@@ -56,7 +56,7 @@ def quantiser_of(spec: Any, hidden: int, source: Literal["bf16", "fp32"]) -> Row
         source=source,
         fmt=spec.cast,
         round_sf=spec.round_sf,
-        scales=spec.scales,
+        scales="e8m0" if spec.scale_dtype == "e8m0x2" else "fp32",
         col_major=spec.col_major,
     )
 
@@ -66,14 +66,13 @@ def cast_parameters(
 ) -> tuple[Parameter, ...]:
     """The outputs of a spec with a cast: ``name`` [tokens, hidden] (fp4 as pairs), and ``name``_scales."""
     dtype, columns = ("e2m1x2", hidden // 2) if spec.cast == "e2m1" else ("e4m3", hidden)
-    packed = spec.scales == "e8m0"
-    blocks = -(-hidden // (2 * BLOCK)) if packed else hidden // BLOCK
+    blocks = -(-hidden // (2 * BLOCK)) if spec.scale_dtype == "e8m0x2" else hidden // BLOCK
     return (
         Parameter(name=name, role="out", dtype=dtype, shape=(tokens, columns), may_be_empty=may_be_empty),
         Parameter(
             name=f"{name}_scales",
             role="out",
-            dtype="e8m0x2" if packed else "fp32",
+            dtype=spec.scale_dtype,
             shape=(blocks, tokens) if spec.col_major else (tokens, blocks),
             may_be_empty=may_be_empty,
         ),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from kaas.kernel_library.cast_output import (
     CAST_OUTPUT_SOURCES,
     Cast,
-    Scales,
+    ScaleDtype,
     cast_parameters,
     quantiser_of,
     require_cast,
@@ -72,7 +72,7 @@ class RmsNormSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
     rstd: bool = False
     cast: Cast = "none"
     round_sf: bool = False
-    scales: Scales = "fp32"
+    scale_dtype: ScaleDtype = "fp32"
     col_major: bool = False
     bf16_output: bool = False
     tokens: Dim = "dynamic"
@@ -352,8 +352,8 @@ a weight or with `out_scale` 1 that factor is left out. The arithmetic is fp32, 
 `residual`; this rounded sum takes x's place in everything above. x itself is not changed.
 
 *Cast.* With `cast`, y is rounded to `dtype` first and then quantised in blocks of 32, so that the
-outputs equal per_token_cast (with the same `round_sf`, `scales` and `col_major`) of the y that the same
-spec without a cast gives. `bf16_output` gives y beside it, rounded to bf16 from fp32.
+outputs equal the cast family (with the same `round_sf`, `scale_dtype` and `col_major`) of the y that
+the same spec without a cast gives. `bf16_output` gives y beside it, rounded to bf16 from fp32.
 
 *NaN and infinity.* A NaN in a row makes the whole row NaN; an infinity makes itself NaN and the rest of
 the row zero. Other rows are not touched. A block with a NaN dequantises to NaN.
@@ -375,7 +375,7 @@ the row zero. Other rows are not touched. A block with a NaN dequantises to NaN.
         "TileKernels 2.0.0, tile_kernels/quant/norm_forward_kernel.py and tile_kernels/torch/norm.py: "
         "rounding of the sum, y rounded before the cast, out_scale, rstd",
     ),
-    serves=("tile_kernels.quant.norm_forward", "tile_kernels.quant.norm_forward_and_per_token_cast"),
+    serves=("tile_kernels.quant.norm_forward", "tile_kernels.quant.norm_forward_and_the cast family"),
     examples=(
         RmsNormSpec(hidden=7168),
         RmsNormSpec(hidden=7168, residual=True, rstd=True, cast="e4m3", round_sf=True, bf16_output=True),

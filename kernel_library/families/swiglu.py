@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from kaas.kernel_library.cast_output import (
     CAST_OUTPUT_SOURCES,
     Cast,
-    Scales,
+    ScaleDtype,
     SingleStage,
     cast_parameters,
     quantiser_of,
@@ -81,7 +81,7 @@ class SwigluSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     token_alignment: TokenAlignment = DEFAULT_ALIGNMENT
     cast: Cast = "none"
     round_sf: bool = False
-    scales: Scales = "fp32"
+    scale_dtype: ScaleDtype = "fp32"
     col_major: bool = False
     tokens: Dim = "dynamic"
 
@@ -420,8 +420,8 @@ between, and behind the last expert, are padding: they are neither read nor writ
 and values looked at (rows that are no padding times `hidden`). NaN is none of the first three.
 
 *Cast.* With `cast` the fp32 result is not rounded to bf16 first: it is quantised in blocks of 32, by
-the rule of per_token_cast with the same `round_sf`, `scales` and `col_major`. Blocks of 128 are not
-offered; the Ascend kernels upstream have none either.
+the rule of the cast family with the same `round_sf`, `scale_dtype` and `col_major`. Blocks of 128 are
+not offered; the Ascend kernels upstream have none either.
 
 *NaN and infinity.* A NaN in gate or up is a NaN in y, clamped or not. A gate of minus infinity gives
 NaN, as the quotient does; gates below about -88 give a zero, because the exponential overflows.
@@ -445,11 +445,17 @@ Overflow gives infinity. A block with a NaN or an infinity dequantises to NaN.
         "order of clamp, weight and cast, counters, expert layout",
         "TileKernels 2.0.0, tile_kernels/quant/swiglu_forward_asc.py: scale blocks of 32 only on Ascend",
     ),
-    serves=("tile_kernels.quant.swiglu_forward", "tile_kernels.quant.swiglu_forward_and_per_token_cast"),
+    serves=("tile_kernels.quant.swiglu_forward", "tile_kernels.quant.swiglu_forward_and_the cast family"),
     examples=(
         SwigluSpec(hidden=2048, weights=True, experts=32, clamp=10.0),
         SwigluSpec(
-            hidden=2048, weights=True, experts=32, cast="e4m3", round_sf=True, scales="e8m0", col_major=True
+            hidden=2048,
+            weights=True,
+            experts=32,
+            cast="e4m3",
+            round_sf=True,
+            scale_dtype="e8m0x2",
+            col_major=True,
         ),
     ),
 )

@@ -96,9 +96,9 @@ def test_narrowest_and_widest_rows_agree(spec: RmsNormSpec) -> None:
 
 CASTS: tuple[dict[str, Any], ...] = (
     {"cast": "e4m3", "hidden": 576, "bf16_output": True, "residual": True, "rstd": True},
-    {"cast": "e4m3", "hidden": 96, "round_sf": True, "scales": "e8m0", "col_major": True},
+    {"cast": "e4m3", "hidden": 96, "round_sf": True, "scale_dtype": "e8m0x2", "col_major": True},
     {"cast": "e4m3", "hidden": 96, "dtype": "fp32", "col_major": True, "bf16_output": True, "out_scale": 3.0},
-    {"cast": "e2m1", "hidden": 7168, "round_sf": True, "scales": "e8m0", "weight": False},
+    {"cast": "e2m1", "hidden": 7168, "round_sf": True, "scale_dtype": "e8m0x2", "weight": False},
     {"cast": "e2m1", "hidden": 128, "dtype": "fp32", "round_sf": True, "residual": True},
 )
 
@@ -108,7 +108,13 @@ CASTS: tuple[dict[str, Any], ...] = (
 def test_a_cast_is_the_quantisation_of_the_plain_result(fields: dict[str, Any], tokens: int) -> None:
     spec = RmsNormSpec(**fields)
     tokens = tokens if spec.hidden < 1000 else min(tokens, 40)
-    changes = {"cast": "none", "round_sf": False, "scales": "fp32", "col_major": False, "bf16_output": False}
+    changes = {
+        "cast": "none",
+        "round_sf": False,
+        "scale_dtype": "fp32",
+        "col_major": False,
+        "bf16_output": False,
+    }
     plain_spec = msgspec.structs.replace(spec, **changes)
     inputs = inputs_of(spec, tokens)
     plain = check_kernel(plain_spec, 4, inputs, tolerances(plain_spec))

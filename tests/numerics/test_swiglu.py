@@ -94,11 +94,32 @@ def test_rows_are_activated(spec: SwigluSpec, cores: int, rows: str) -> None:
 
 CASTS: tuple[dict[str, Any], ...] = (
     {"cast": "e4m3", "hidden": 576},
-    {"cast": "e4m3", "hidden": 96, "round_sf": True, "scales": "e8m0", "col_major": True, "weights": True},
+    {
+        "cast": "e4m3",
+        "hidden": 96,
+        "round_sf": True,
+        "scale_dtype": "e8m0x2",
+        "col_major": True,
+        "weights": True,
+    },
     {"cast": "e4m3", "hidden": 96, "dtype": "fp32", "col_major": True, "experts": 7, "token_alignment": 16},
-    {"cast": "e2m1", "hidden": 512, "round_sf": True, "scales": "e8m0", "clamp": 3.0, "count_clamped": True},
+    {
+        "cast": "e2m1",
+        "hidden": 512,
+        "round_sf": True,
+        "scale_dtype": "e8m0x2",
+        "clamp": 3.0,
+        "count_clamped": True,
+    },
     {"cast": "e2m1", "hidden": 128, "round_sf": True, "dtype": "fp32"},
-    {"cast": "e4m3", "hidden": 7168, "round_sf": True, "scales": "e8m0", "weights": True, "scaling": True},
+    {
+        "cast": "e4m3",
+        "hidden": 7168,
+        "round_sf": True,
+        "scale_dtype": "e8m0x2",
+        "weights": True,
+        "scaling": True,
+    },
 )
 
 
@@ -107,7 +128,13 @@ CASTS: tuple[dict[str, Any], ...] = (
 def test_a_cast_is_the_quantisation_of_the_plain_result(fields: dict[str, Any], rows: int) -> None:
     spec = SwigluSpec(**fields)
     rows = rows if spec.hidden < 1000 else min(rows, 40)
-    changes = {"cast": "none", "round_sf": False, "scales": "fp32", "col_major": False, "dtype_out": "fp32"}
+    changes = {
+        "cast": "none",
+        "round_sf": False,
+        "scale_dtype": "fp32",
+        "col_major": False,
+        "dtype_out": "fp32",
+    }
     plain_spec = msgspec.structs.replace(spec, **changes)
     inputs = inputs_of(spec, rows)
     plain = check_kernel(plain_spec, 4, inputs, close_to(plain_spec))

@@ -16,6 +16,7 @@ from kaas.compiler.lowering import LoweredKernel
 from kaas.compiler.twin.install import ensure_twin_home
 from kaas.kernel_library.spec import KernelSpec
 from kaas.kernel_library.targets import target_named
+from kaas.proto.target import Target
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SOC_NAMES = {28: "Ascend950PR_9579", 32: "Ascend950DT_9581", 36: "Ascend950PR_9599", 4: "Ascend950PR_950z"}
@@ -27,8 +28,9 @@ SCHEDULES = (("eager", 0), *(("adversarial", seed) for seed in range(4)), ("happ
 class TwinKernel:
     """One compiled kernel; a launch takes the arguments that a handle would take."""
 
-    def __init__(self, twin: Twin, lowered: LoweredKernel) -> None:
+    def __init__(self, twin: Twin, lowered: LoweredKernel, target: Target) -> None:
         self.lowered = lowered
+        self._target = target
         self._plan = LaunchPlan(lowered.launch)
         self._twin = twin
         image = twin.compile(lowered.source, flags=[f"-I{templates_dir()}"], environment=REPORTING)
@@ -40,7 +42,9 @@ class TwinKernel:
         block = self._plan.pack(arguments, "cpu")
         if block is None:
             return
-        runtime, launch = self._twin.runtime, self.lowered.launch
+        runtime, launch, target = self._twin.runtime, self.lowered.launch, self._target
+        # Blocks that wait for each other need as many cores as there are of them.
+        runtime.configure_twin(target.soc_name, target.cube_cores, target.vector_cores)
         stream = runtime.create_stream()
         try:
             runtime.launch(
@@ -70,14 +74,15 @@ def lowered(spec: KernelSpec, cube_cores: int) -> LoweredKernel:
 @functools.cache
 def kernel(spec: KernelSpec, cube_cores: int) -> TwinKernel:
     """The compiled kernel of a spec, built once per process."""
-    return TwinKernel(twin(), lowered(spec, cube_cores))
+    return TwinKernel(twin(), lowered(spec, cube_cores), target_named(SOC_NAMES[cube_cores]))
 
 
 def altered_kernel(spec: KernelSpec, cube_cores: int, alter: Callable[[str], str]) -> TwinKernel:
     """The kernel of a spec whose generated source went through ``alter`` first."""
     original = lowered(spec, cube_cores)
     source = alter(original.source)
-    return TwinKernel(twin(), LoweredKernel(source=source, launch=original.launch, choices=original.choices))
+    altered = LoweredKernel(source=source, launch=original.launch, choices=original.choices)
+    return TwinKernel(twin(), altered, target_named(SOC_NAMES[cube_cores]))
 
 
 def in_every_schedule(run: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"family": "rmsnorm", "hidden": 64, "cast": "e5m2"}, "cast"),
     ({"family": "rmsnorm", "hidden": 64, "cast": "e4m3", "dtype": "fp16"}, "dtype"),
     ({"family": "rmsnorm", "hidden": 80, "cast": "e2m1"}, "hidden"),
-    ({"family": "rmsnorm", "hidden": 64, "cast": "e2m1", "scales": "e8m0"}, "round_sf"),
+    ({"family": "rmsnorm", "hidden": 64, "cast": "e2m1", "scale_dtype": "e8m0x2"}, "round_sf"),
     ({"family": "rmsnorm", "hidden": 64, "bf16_output": True}, "bf16_output"),
     ({"family": "rmsnorm", "hidden": 64, "round_sf": True}, "round_sf"),
 ]

@@ -19,9 +19,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (SWIGLU | {"cast": "e5m2"}, "cast"),
     (SWIGLU | {"cast": "e4m3", "dtype_out": "fp32"}, "dtype_out"),
     (SWIGLU | {"cast": "e4m3", "hidden": 80}, "hidden"),
-    (SWIGLU | {"cast": "e4m3", "scales": "e8m0"}, "round_sf"),
+    (SWIGLU | {"cast": "e4m3", "scale_dtype": "e8m0x2"}, "round_sf"),
     (SWIGLU | {"col_major": True}, "col_major"),
-    (SWIGLU | {"scales": "e8m0"}, "scales"),
+    (SWIGLU | {"scale_dtype": "e8m0x2"}, "scale_dtype"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     ({"family": "swiglu", "hidden": 32768, "dtype": "fp32"}, "hidden", "UB"),

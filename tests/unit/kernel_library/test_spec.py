@@ -63,7 +63,7 @@ MATRIX: list[tuple[dict[str, Any], str, list[Any], list[Any]]] = [
     (RMSNORM, "col_major", [False], [0, "no", None]),
     (RMSNORM, "bf16_output", [False], [0, "no", None]),
     (RMSNORM | {"cast": "e4m3"}, "round_sf", [True, False], [0, "no", None]),
-    (RMSNORM, "scales", ["fp32"], ["e4m3", None, 8]),
+    (RMSNORM, "scale_dtype", ["fp32"], ["e4m3", None, 8]),
     (RMSNORM | {"cast": "e4m3"}, "col_major", [True, False], [0, "no", None]),
     (RMSNORM | {"cast": "e4m3"}, "bf16_output", [True, False], [0, "no", None]),
 ]
