@@ -1,0 +1,16 @@
+"""Illegal aux_fi specs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+BASE: dict[str, Any] = {"family": "aux_fi", "experts": 256, "topk": 8}
+CASES: list[tuple[dict[str, Any], str]] = [
+    (BASE | {"experts": 0}, "experts"),
+    (BASE | {"experts": 4097}, "experts"),
+    (BASE | {"topk": 129}, "topk"),
+    (BASE | {"index_dtype": "int16"}, "index_dtype"),
+    (BASE | {"tokens": 0}, "tokens"),
+    (BASE | {"tile": {"rows": 4, "stages": 0}}, "tile.stages"),
+]
+DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = []
