@@ -29,6 +29,7 @@ TILE_OVERHEAD_CYCLES = 600
 
 ACCUMULATOR_BYTES = 4
 SCALE_BLOCK = 32
+STAGED_ROW_PADDING = 16
 BLOCK_EXTENTS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 MAX_BLOCK_K_BYTES = 512
 """One row of an L1 tile: a full 512 B burst from global memory."""
@@ -41,8 +42,7 @@ class GemmProblem(msgspec.Struct, frozen=True, kw_only=True):
     ``matrices`` is how many such products one launch computes. ``input_bytes`` is half a byte for fp4. Tiles
     are multiples of ``m_multiple`` and ``n_multiple``, steps along K of ``k_multiple``. ``scaled`` operands
     bring a byte of scale for 32 values. ``result_row_bytes`` is UB that a row of a half tile takes beside its
-    elements, ``staged_bytes`` UB for each element of a [block_n, block_k] tile of B that passes the vectors,
-    one half of K on each.
+    elements, ``staged_bytes`` UB for each element of a [block_n, block_k] tile of B that passes the vectors.
     """
 
     m: int | None
@@ -77,8 +77,8 @@ def choose_tiles(problem: GemmProblem, target: Target) -> GemmTiles:
     """The fitting tiles with the least modelled time; raises :class:`DoesNotFit` if none fits."""
     fitting, _ = _alternatives(problem, target)
     if not fitting:  # the smallest tile says which buffer is too small
-        least_k = problem.k_multiple * (2 if problem.staged_bytes else 1)
-        return tiles_for_blocks(problem, target, problem.m_multiple, problem.n_multiple, least_k)
+        least = problem.m_multiple, problem.n_multiple, problem.k_multiple
+        return tiles_for_blocks(problem, target, *least)
     return min(fitting, key=lambda tiles: (_modelled(problem, target, tiles).cycles, -_area(tiles)))
 
 
@@ -119,7 +119,7 @@ def tiles_for_blocks(
     stage_bytes = _stage_bytes(problem, block_m, block_n, block_k)
     _require_fit("L1", 2 * stage_bytes, target.l1_bytes)
     l0c_stages = 2 if 2 * l0c_need <= target.l0c_bytes else 1
-    staged = int(problem.staged_bytes * block_n * block_k)
+    staged = int(problem.staged_bytes * (block_n + STAGED_ROW_PADDING) * block_k)
     if problem.vector_epilogue:
         # Both cores of the pair take turns on the same slots: what UB cannot double is not doubled in L0C.
         if staged + epilogue_ub_bytes(problem, block_m, block_n, l0c_stages) > target.ub_bytes:
@@ -159,7 +159,7 @@ def _mad_k(problem: GemmProblem, block_m: int, block_n: int, block_k: int, targe
     row_bytes, least = 2 * problem.input_bytes, problem.k_multiple
     limit = min(target.l0a_bytes / (block_m * row_bytes), target.l0b_bytes / (block_n * row_bytes))
     limit = min(limit, block_k // 2)
-    steps = (block_k // 2 if problem.staged_bytes else block_k) // least
+    steps = block_k // least
     return max(
         (least * step for step in range(1, steps + 1) if steps % step == 0 and least * step <= limit),
         default=least,
@@ -169,7 +169,7 @@ def _mad_k(problem: GemmProblem, block_m: int, block_n: int, block_k: int, targe
 def _deepest_fit(problem: GemmProblem, target: Target, block_m: int, block_n: int) -> GemmTiles:
     """The block shape with the longest K step that L1 holds; raises :class:`DoesNotFit` if none does."""
     extent_k = problem.k or NOMINAL_EXTENT
-    least = problem.k_multiple * (2 if problem.staged_bytes else 1)
+    least = problem.k_multiple
     block_k = int(min(MAX_BLOCK_K_BYTES / problem.input_bytes, math.ceil(extent_k / least / 2) * least * 2))
     while True:
         try:
