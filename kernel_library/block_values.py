@@ -39,11 +39,12 @@ def is_quantised(dtype: ValueType) -> bool:
     return dtype in ("e4m3", "e2m1")
 
 
-def quarters_of(dtype: ValueType) -> Any:
+def quarters_of(dtype: ValueType, *, share: int = 1, scaled: bool = True) -> Any:
     """A macro ``(held, slot, row, at)``: values ``at`` to ``at + 256`` of a row as four fp32 registers.
 
     ``held`` is the UB buffer [stages, rows, pitch]; for a quantised ``dtype`` the pair of it and the fp32
-    scales [stages, rows, blocks], with which the values are multiplied.
+    scales [stages, rows, blocks], with which the values are multiplied; ``share`` rows have a row of scales
+    in common. Without ``scaled`` it is the buffer alone.
     """
     import tilelang.ascend.language as T
 
@@ -71,12 +72,12 @@ def quarters_of(dtype: ValueType) -> Any:
 
     @T.macro
     def e4m3(values: Any, slot: Any, row: Any, at: Any) -> Any:
-        stored = T.simd.vld(values[slot, row, at])
+        packed = T.simd.vld(values[slot, row, at])
         return (
-            T.simd.vcvt(stored, "float32", part=0),
-            T.simd.vcvt(stored, "float32", part=1),
-            T.simd.vcvt(stored, "float32", part=2),
-            T.simd.vcvt(stored, "float32", part=3),
+            T.simd.vcvt(packed, "float32", part=0),
+            T.simd.vcvt(packed, "float32", part=1),
+            T.simd.vcvt(packed, "float32", part=2),
+            T.simd.vcvt(packed, "float32", part=3),
         )
 
     @T.macro
@@ -88,11 +89,13 @@ def quarters_of(dtype: ValueType) -> Any:
         even, odd = T.simd.vdintlv(low, high)
         return widened(even, odd)
 
+    stored = e4m3 if dtype == "e4m3" else e2m1
+
     @T.macro
-    def scaled(held: Any, slot: Any, row: Any, at: Any) -> Any:
+    def multiplied(held: Any, slot: Any, row: Any, at: Any) -> Any:
         values, scales = held
-        scale = T.simd.vld(scales[slot, row, T.truncdiv(at, BLOCK)], dist="E2B_B32")
-        first, second, third, fourth = (e4m3 if dtype == "e4m3" else e2m1)(values, slot, row, at)
+        scale = T.simd.vld(scales[slot, T.truncdiv(row, share), T.truncdiv(at, BLOCK)], dist="E2B_B32")
+        first, second, third, fourth = stored(values, slot, row, at)
         return (
             T.simd.vmul(first, scale),
             T.simd.vmul(second, scale),
@@ -100,13 +103,14 @@ def quarters_of(dtype: ValueType) -> Any:
             T.simd.vmul(fourth, scale),
         )
 
-    return scaled if is_quantised(dtype) else bf16 if dtype == "bf16" else fp32
+    plain = {"bf16": bf16, "fp32": fp32, "e4m3": e4m3, "e2m1": e2m1}[dtype]
+    return multiplied if scaled and is_quantised(dtype) else plain
 
 
-def halves_of(dtype: ValueType) -> Any:
+def halves_of(dtype: ValueType, *, share: int = 1, scaled: bool = True) -> Any:
     """A macro ``(held, slot, row, at)``: values ``at`` to ``at + 128`` of a row as two fp32 registers.
 
-    ``held`` as for :func:`quarters_of`.
+    ``held``, ``share`` and ``scaled`` as for :func:`quarters_of`.
     """
     import tilelang.ascend.language as T
 
@@ -129,31 +133,34 @@ def halves_of(dtype: ValueType) -> Any:
 
     @T.macro
     def e2m1(values: Any, slot: Any, row: Any, at: Any) -> Any:
-        stored = T.simd.vcvt(T.simd.vld(values[slot, row, at], dist="UNPK4_B8"), "bfloat16", part=0)
+        packed = T.simd.vcvt(T.simd.vld(values[slot, row, at], dist="UNPK4_B8"), "bfloat16", part=0)
         low, high = T.simd.vintlv(
-            T.simd.vcvt(stored, "float32", part=0), T.simd.vcvt(stored, "float32", part=1)
+            T.simd.vcvt(packed, "float32", part=0), T.simd.vcvt(packed, "float32", part=1)
         )
         return low, high
 
+    stored = e4m3 if dtype == "e4m3" else e2m1
+
     @T.macro
-    def scaled(held: Any, slot: Any, row: Any, at: Any) -> Any:
+    def multiplied(held: Any, slot: Any, row: Any, at: Any) -> Any:
         values, scales = held
-        block = T.truncdiv(at, BLOCK)
+        block, scale_row = T.truncdiv(at, BLOCK), T.truncdiv(row, share)
         lower = T.simd.pset(32, "PAT_VL32")
-        low, high = (e4m3 if dtype == "e4m3" else e2m1)(values, slot, row, at)
+        low, high = stored(values, slot, row, at)
         low_scale = T.simd.vsel(
-            T.simd.vld(scales[slot, row, block], dist="BRC_B32"),
-            T.simd.vld(scales[slot, row, block + 1], dist="BRC_B32"),
+            T.simd.vld(scales[slot, scale_row, block], dist="BRC_B32"),
+            T.simd.vld(scales[slot, scale_row, block + 1], dist="BRC_B32"),
             lower,
         )
         high_scale = T.simd.vsel(
-            T.simd.vld(scales[slot, row, block + 2], dist="BRC_B32"),
-            T.simd.vld(scales[slot, row, block + 3], dist="BRC_B32"),
+            T.simd.vld(scales[slot, scale_row, block + 2], dist="BRC_B32"),
+            T.simd.vld(scales[slot, scale_row, block + 3], dist="BRC_B32"),
             lower,
         )
         return T.simd.vmul(low, low_scale), T.simd.vmul(high, high_scale)
 
-    return scaled if is_quantised(dtype) else bf16 if dtype == "bf16" else fp32
+    plain = {"bf16": bf16, "fp32": fp32, "e4m3": e4m3, "e2m1": e2m1}[dtype]
+    return multiplied if scaled and is_quantised(dtype) else plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,3 +319,27 @@ def exponent_scale() -> Any:
         )
 
     return scale
+
+
+def float_exponent() -> Any:
+    """A macro of fp32 scales (uint32x64 bits) to e8m0 bytes; what is no power of two becomes 255, NaN.
+
+    Zero counts as the least one, as upstream's packing lets it pass.
+    """
+    import tilelang.ascend.language as T
+
+    @T.macro
+    def exponent(bits: Any) -> Any:
+        power = T.simd.vshrs(bits, 23)
+        rest = T.simd.vand(bits, T.simd.vdup(T.uint32(0x807FFFFF), "uint32"))
+        # 2^-127 has no exponent of its own in fp32.
+        odd = T.simd.vsel(
+            T.simd.vdup(T.uint32(0), "uint32"),
+            rest,
+            T.simd.vcmps(bits, T.uint32(_SMALLEST_SCALE_BITS), op="eq"),
+        )
+        return T.simd.vsel(
+            power, T.simd.vdup(T.uint32(255), "uint32"), T.simd.vcmps(odd, T.uint32(0), op="eq")
+        )
+
+    return exponent

@@ -357,17 +357,15 @@ def quotient_scale(fmt: Format) -> Any:
     return scale
 
 
-def _scale_macro(quantiser: RowQuantiser) -> Any:
-    """Scales of a row of blocks as they are written, and their inverses to ``work.inverse``."""
+def store_scales_macro(quantiser: RowQuantiser) -> Any:
+    """A macro ``(work, slot, row, scale, first, blocks)``: 64 scales of a row of blocks to ``work.scales``.
+
+    ``scale`` are e8m0 bytes (uint32x64) for ``quantiser.scales`` e8m0, else float32x64. They start at block
+    ``first`` of ``blocks``.
+    """
     import tilelang.ascend.language as T
 
-    vectors = padded(quantiser.blocks) // VECTOR_LANES
     packed = quantiser.scales == "e8m0"
-    scale_of = power_scale(quantiser.fmt) if quantiser.round_sf else quotient_scale(quantiser.fmt)
-
-    @T.macro
-    def as_float(scale: Any) -> Any:
-        return T.reinterpret("float32x64", T.simd.vshls(scale, 23)) if quantiser.round_sf else scale
 
     @T.macro
     def as_pairs(scale: Any, left: Any) -> Any:
@@ -411,6 +409,27 @@ def _scale_macro(quantiser: RowQuantiser) -> Any:
             T.simd.vsts(work.scales[slot, row, first], scale)
 
     @T.macro
+    def store(work: Any, slot: Any, row: Any, scale: Any, first: Any, blocks: Any) -> None:
+        # The last tile of a row may have fewer vectors of blocks than there is room for.
+        left = T.max(blocks - first, 0)
+        if packed:
+            store_pairs(work, slot, row, scale, first, left)
+        else:
+            store_floats(work, slot, row, scale, first, left)
+
+    return store
+
+
+def _scale_macro(quantiser: RowQuantiser) -> Any:
+    """Scales of a row of blocks as they are written, and their inverses to ``work.inverse``."""
+    import tilelang.ascend.language as T
+
+    vectors = padded(quantiser.blocks) // VECTOR_LANES
+    scale_of = power_scale(quantiser.fmt) if quantiser.round_sf else quotient_scale(quantiser.fmt)
+    store = store_scales_macro(quantiser)
+    as_float = quantiser.round_sf and quantiser.scales == "fp32"
+
+    @T.macro
     def scale_row(work: Any, slot: Any, row: Any, blocks: Any) -> None:
         for vector in T.serial(T.uint16(vectors)):
             first = T.cast(vector, "int32") * VECTOR_LANES
@@ -418,12 +437,10 @@ def _scale_macro(quantiser: RowQuantiser) -> Any:
             scale, inverse = scale_of(bits)
             if quantiser.values:
                 T.simd.vsts(work.inverse[slot, row, first], inverse)
-            # The last tile of a row may have fewer vectors of blocks than there is room for.
-            left = T.max(blocks - first, 0)
-            if packed:
-                store_pairs(work, slot, row, scale, first, left)
+            if as_float:
+                store(work, slot, row, T.reinterpret("float32x64", T.simd.vshls(scale, 23)), first, blocks)
             else:
-                store_floats(work, slot, row, as_float(scale), first, left)
+                store(work, slot, row, scale, first, blocks)
 
     return scale_row
 

@@ -80,7 +80,12 @@ def read_scales(stored: Tensor, dtype: str, col_major: bool, blocks: int) -> Ten
     by_row = stored.T.contiguous() if col_major else stored.contiguous()
     if dtype == "fp32":
         return by_row
-    return decode_e8m0(by_row.view(torch.uint8).view(by_row.shape[0], -1)[:, :blocks]).float()
+    return decode_scales(by_row.view(torch.uint8).view(by_row.shape[0], -1)[:, :blocks])
+
+
+def decode_scales(bytes_: Tensor) -> Tensor:
+    """fp32 scales of e8m0 bytes."""
+    return decode_e8m0(bytes_).float()
 
 
 def dequantise_rows(values: Tensor, fmt: str, scales: Tensor) -> Tensor:
