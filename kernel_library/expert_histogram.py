@@ -15,9 +15,15 @@ from kaas.kernel_library.lane_topk import LANE_TOPK_SOURCE, index_words
 from kaas.kernel_library.row_pipeline import ROW_KERNEL_SOURCES, row_pipeline
 from kaas.kernel_library.row_plan import NOMINAL_ROWS, VECTOR_LANES, RowPlan, RowTile, plan_rows
 from kaas.kernel_library.spec import DYNAMIC
+from kaas.kernel_library.word_blocks import WORD_BLOCKS_SOURCE, blocks_of, move_words, tokens_in_block
 from kaas.proto.target import Target
 
-HISTOGRAM_SOURCES = (*ROW_KERNEL_SOURCES, LANE_TOPK_SOURCE, "kaas.kernel_library.expert_histogram")
+HISTOGRAM_SOURCES = (
+    *ROW_KERNEL_SOURCES,
+    LANE_TOPK_SOURCE,
+    WORD_BLOCKS_SOURCE,
+    "kaas.kernel_library.expert_histogram",
+)
 """Modules that decide what a family built on this histogram generates."""
 
 TOGETHER = 4
@@ -75,17 +81,12 @@ def histogram_program(
     own, words = experts_per_core(experts, cores), index_words(1, dtype)
     total = tokens * topk
 
+    read = move_words(total, words, "int32", into_ub=True)
+
     @T.macro
     def load(state: Any, slot: Any, first: Any, count: Any) -> None:
         call, index_ub, _, _ = state
-        begin = T.alloc_var("int32")
-        length = T.alloc_var("int32")
-        begin = first * (VECTOR_LANES * words)
-        length = T.min(count * VECTOR_LANES, total - first * VECTOR_LANES) * words
-        T.copy(
-            T.view(getattr(call, indices), (total * words,), "int32")[begin : begin + length],
-            index_ub[slot, 0:length],
-        )
+        read(getattr(call, indices), index_ub, slot, first, count)
 
     @T.macro
     def low_words(index_ub: Any, slot: Any, block: Any) -> Any:
@@ -105,8 +106,7 @@ def histogram_program(
                 for i in T.unroll(TOGETHER, explicit=True):
                     sums[i] = T.simd.vld(sums_ub[expert + i, 0])
                 for block in T.serial(T.cast(count, "uint16")):
-                    left = total - (first + T.cast(block, "int32")) * VECTOR_LANES
-                    there = T.simd.update_mask(T.cast(T.min(left, VECTOR_LANES), "uint32"), 32)
+                    there = tokens_in_block(total, first + T.cast(block, "int32"))
                     index = low_words(index_ub, slot, T.cast(block, "int32"))
                     for i in T.unroll(TOGETHER, explicit=True):
                         hit = T.simd.vcmps(index, origin + expert + i, there, op="eq")
@@ -128,9 +128,7 @@ def histogram_program(
     def store(state: Any, slot: Any, first: Any, count: Any) -> None:
         pass
 
-    run = row_pipeline(
-        plan, 1, T.truncdiv(total + VECTOR_LANES - 1, VECTOR_LANES), load=load, compute=compute, store=store
-    )
+    run = row_pipeline(plan, 1, blocks_of(total), load=load, compute=compute, store=store)
 
     @T.macro
     def block(call: Any) -> None:
