@@ -9,30 +9,14 @@ expert-parallel rank r takes copy (r + 23333 t) mod ``logical_count[e]``. Facts:
 
 from typing import Any
 
+from kaas.kernel_library.whole_numbers import remainder
+
 EXPERT_COPIES_SOURCE = "kaas.kernel_library.expert_copies"
 """For ``Family.sources`` of a family that uses this module."""
 
 MAX_COPIES = 256
 """Products of two remainders stay exact in fp32 up to here."""
 SPREAD = 23333
-
-
-def _remainder() -> Any:
-    """A macro from whole fp32 numbers below 2^24 and divisors to the remainders, exactly."""
-    import tilelang.ascend.language as T
-
-    @T.macro
-    def run(value: Any, divisor: Any) -> Any:
-        # A register variable is opaque; TVM would follow bound values back through all their uses.
-        rest = T.simd.alloc_var("float32")
-        # The quotient may be off by one either way; the product and the difference are exact.
-        about = T.simd.vcvt(T.simd.vdiv(value, divisor), "int32", round="ROUND_F")
-        rest = T.simd.vsub(value, T.simd.vmul(T.simd.vcvt(about, "float32"), divisor))
-        rest = T.simd.vsel(T.simd.vadd(rest, divisor), rest, T.simd.vcmps(rest, 0.0, op="lt"))
-        rest = T.simd.vsel(T.simd.vsub(rest, divisor), rest, T.simd.vcmp(rest, divisor, op="ge"))
-        return rest
-
-    return run
 
 
 def physical_experts(copies: int) -> Any:
@@ -43,7 +27,7 @@ def physical_experts(copies: int) -> Any:
     """
     import tilelang.ascend.language as T
 
-    remainder = _remainder()
+    rest_of = remainder()
 
     @T.macro
     def run(table: Any, counts: Any, indices: Any, token: Any, ep_rank: Any) -> Any:
@@ -57,9 +41,9 @@ def physical_experts(copies: int) -> Any:
             number = T.simd.vdup(token, "int32")
             high = T.simd.vcvt(T.simd.vshrs(number, 12), "float32")
             low = T.simd.vcvt(T.simd.vand(number, T.simd.vdup(4095, "int32")), "float32")
-            rank = remainder(T.simd.vcvt(T.simd.vdup(ep_rank, "int32"), "float32"), divisor)
-            turn = remainder(T.simd.vadd(T.simd.vmuls(remainder(high, divisor), 4096.0), low), divisor)
-            copy = remainder(T.simd.vadd(T.simd.vmuls(turn, float(SPREAD)), rank), divisor)
+            rank = rest_of(T.simd.vcvt(T.simd.vdup(ep_rank, "int32"), "float32"), divisor)
+            turn = rest_of(T.simd.vadd(T.simd.vmuls(rest_of(high, divisor), 4096.0), low), divisor)
+            copy = rest_of(T.simd.vadd(T.simd.vmuls(turn, float(SPREAD)), rank), divisor)
             place = T.simd.vadd(place, T.simd.vcvt(copy, "int32"))
         found = T.simd.vgather2(table[0], T.reinterpret(place, "uint32x64"), is_expert)
         return T.simd.vsel(found, T.simd.vdup(-1, "int32"), is_expert)

@@ -28,6 +28,7 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
+from kaas.kernel_library.whole_numbers import WHOLE_NUMBERS_SOURCE
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
@@ -213,6 +214,7 @@ FAMILY = Family(
         EXPERT_SCORES_SOURCE,
         LANE_TOPK_SOURCE,
         MOE_GATE_PROGRAM_SOURCE,
+        WHOLE_NUMBERS_SOURCE,
     ),
     page=KernelPage(
         computes=(
