@@ -4,7 +4,7 @@
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from kaas.kernel_library.cast_output import (
     CAST_OUTPUT_SOURCES,
@@ -27,6 +27,14 @@ from kaas.kernel_library.expert_rows import (
     valid_rows,
 )
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
+from kaas.kernel_library.gated_activation import (
+    GATED_ACTIVATION_SOURCE,
+    Clamp,
+    FloatDtype,
+    require_clamp,
+    require_weights_for_scaling,
+    silu,
+)
 from kaas.kernel_library.quantise import Work
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
 from kaas.kernel_library.row_plan import ROW_COUNTS, VECTOR_LANES, RowPlan, padded, plan_rows
@@ -37,7 +45,6 @@ from kaas.kernel_library.spec import (
     KernelSpec,
     require_bool,
     require_dim,
-    require_float,
     require_int,
     require_one_of,
     within,
@@ -54,8 +61,6 @@ from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
-FloatDtype = Literal["bf16", "fp32"]
-MAX_CLAMP = 1e30
 COUNTS = 4
 
 
@@ -75,7 +80,7 @@ class SwigluSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     dtype_out: FloatDtype = "bf16"
     weights: bool = False
     scaling: bool = False
-    clamp: Annotated[float, within(0.0, MAX_CLAMP)] | None = None
+    clamp: Clamp = None
     count_clamped: bool = False
     experts: Experts = 0
     token_alignment: TokenAlignment = DEFAULT_ALIGNMENT
@@ -95,10 +100,7 @@ class SwigluSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         require_expert_rows(self.experts, self.token_alignment)
         require_cast(self)
         require_dim(self.tokens, "tokens")
-        if self.scaling and not self.weights:
-            raise InvalidSpec(
-                "scaling multiplies the weights, which this spec has not", field="scaling", legal=[False]
-            )
+        require_weights_for_scaling(self.weights, self.scaling)
         if self.count_clamped and self.clamp is None:
             raise InvalidSpec(
                 "count_clamped counts what clamp cuts off, and clamp is null",
@@ -116,17 +118,6 @@ class SwigluSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if a row does not fit ``target``'s UB."""
         plan_of(self, target)
-
-
-def require_clamp(value: Any) -> None:
-    """Raise :class:`InvalidSpec` unless ``value`` is ``None`` or a float that may bound activations."""
-    if value is None:
-        return
-    legal = f"a float from 0.0 to {MAX_CLAMP}, or null"
-    try:
-        require_float(value, "clamp", 0.0, MAX_CLAMP)
-    except InvalidSpec as refusal:
-        raise InvalidSpec(refusal.message, field="clamp", legal=legal) from None
 
 
 def plan_of(spec: SwigluSpec, target: Target) -> RowPlan:
@@ -398,14 +389,6 @@ def _program(spec: SwigluSpec, plan: RowPlan, cores: int) -> Any:
     return entry.prim_func(block)
 
 
-def silu(gate: Any) -> Any:
-    """gate / (1 + exp(-gate)); below -88 the exponential overflows and the result is a zero."""
-    import tilelang.ascend.language as T
-
-    denominator = T.simd.vadds(T.simd.vexpdif(T.simd.vdup(0.0, "float32"), gate), 1.0)
-    return T.simd.vdiv(gate, denominator)
-
-
 PAGE = KernelPage(
     computes="""
 `y = silu(gate) * up`, with `silu(g) = g / (1 + exp(-g))`, times the row's weight (and the scaling) if
@@ -468,5 +451,11 @@ FAMILY = Family(
     build=build,
     module=__name__,
     page=PAGE,
-    sources=(*ROW_KERNEL_SOURCES, *CAST_OUTPUT_SOURCES, EXPERT_ROW_SOURCE, WIDE_VALUE_SOURCE),
+    sources=(
+        *ROW_KERNEL_SOURCES,
+        *CAST_OUTPUT_SOURCES,
+        EXPERT_ROW_SOURCE,
+        GATED_ACTIVATION_SOURCE,
+        WIDE_VALUE_SOURCE,
+    ),
 )
