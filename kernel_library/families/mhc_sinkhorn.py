@@ -1,0 +1,115 @@
+"""mhc_sinkhorn: small matrices made (nearly) doubly stochastic, one per token."""
+
+# mypy: disable-error-code="valid-type, untyped-decorator"
+# The TileLang program below is a language of its own: its annotations are buffers, not types.
+
+from typing import Annotated, Any
+
+from kaas.kernel_library.family import BuiltKernel, Family
+from kaas.kernel_library.mhc_fields import Epsilon, Streams, require_streams
+from kaas.kernel_library.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.row_plan import RowPlan
+from kaas.kernel_library.sinkhorn_lanes import SINKHORN_SOURCES, normalised, softmax_of
+from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_float, require_int, within
+from kaas.kernel_library.token_lanes import (
+    TOKEN_LANE_SOURCES,
+    LaneTensor,
+    lane_program,
+    plan_token_blocks,
+    token_extent,
+)
+from kaas.proto.launch import Parameter
+from kaas.proto.target import Target
+
+
+class MhcSinkhornSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="mhc_sinkhorn"):
+    """Sinkhorn-Knopp on a ``streams`` x ``streams`` matrix per token, fp32.
+
+    Arguments in call order: x[tokens, streams, streams], y alike. ``repeat`` counts the column
+    normalisations; ``repeat`` and ``eps`` are compiled in.
+
+    Raises :class:`InvalidSpec` naming the field and its legal values.
+    """
+
+    streams: Streams = 4
+    repeat: Annotated[int, within(1, 32)] = 10
+    eps: Epsilon = 1e-6
+    tokens: Dim = "dynamic"
+
+    def __post_init__(self) -> None:
+        require_streams(self.streams)
+        require_int(self.repeat, "repeat", 1, 32)
+        require_float(self.eps, "eps", 0.0, 1.0)
+        require_dim(self.tokens, "tokens")
+
+    def check_target(self, target: Target) -> None:
+        """Raise :class:`DoesNotFit` if a block of tokens does not fit ``target``'s UB."""
+        plan_of(self, target)
+
+
+def plan_of(spec: MhcSinkhornSpec, target: Target) -> RowPlan:
+    """The plan of token blocks."""
+    return plan_token_blocks(target, _tensors(spec), tokens=spec.tokens, passes=4.0 * spec.repeat)
+
+
+def _tensors(spec: MhcSinkhornSpec) -> tuple[LaneTensor, ...]:
+    size = spec.streams**2
+    return (LaneTensor(name="x", values=size), LaneTensor(name="y", values=size, written=True))
+
+
+def parameters(spec: MhcSinkhornSpec) -> tuple[Parameter, ...]:
+    """What a call takes: x, y."""
+    shape = (token_extent(spec.tokens), spec.streams, spec.streams)
+    return (
+        Parameter(name="x", role="in", dtype="fp32", shape=shape),
+        Parameter(name="y", role="out", dtype="fp32", shape=shape),
+    )
+
+
+def build(spec: MhcSinkhornSpec, target: Target) -> BuiltKernel:
+    """The TileLang program of ``spec``; raises :class:`DoesNotFit` if a block does not fit UB."""
+    plan = plan_of(spec, target)
+    return BuiltKernel(
+        prim_func=_program(spec, plan, target.vector_cores),
+        choices=plan.choices(),
+        pass_configs=dict(PASS_CONFIGS),
+    )
+
+
+def _program(spec: MhcSinkhornSpec, plan: RowPlan, cores: int) -> Any:
+    import tilelang.ascend.language as T
+
+    size = spec.streams**2
+    softmax = softmax_of(spec.streams)
+    divide_rows = normalised(spec.streams, spec.eps, rows=True)
+    divide_columns = normalised(spec.streams, spec.eps, rows=False)
+
+    @T.macro
+    def compute(lanes: Any) -> None:
+        cell = T.simd.alloc_local((size,), "float32")
+        for i in range(size):
+            cell[i] = lanes.get("x", i)
+        softmax(cell)
+        for i in range(size):
+            cell[i] = T.simd.vadds(cell[i], spec.eps)
+        divide_columns(cell)
+        if spec.repeat > 1:
+            for _ in T.serial(T.uint16(spec.repeat - 1)):
+                divide_rows(cell)
+                divide_columns(cell)
+        for i in range(size):
+            lanes.put("y", i, cell[i])
+
+    tokens = token_extent(spec.tokens)
+    return lane_program("mhc_sinkhorn", parameters(spec), plan, cores, tokens, _tensors(spec), compute)
+
+
+FAMILY = Family(
+    name="mhc_sinkhorn",
+    summary="small matrices made nearly doubly stochastic, one per token (manifold-constrained mixing)",
+    spec_type=MhcSinkhornSpec,
+    parameters=parameters,
+    build=build,
+    module=__name__,
+    sources=(*TOKEN_LANE_SOURCES, *SINKHORN_SOURCES, "kaas.kernel_library.mhc_fields"),
+)
