@@ -27,7 +27,8 @@ QUANTISED_EPILOGUE_SOURCES = (*QUANTISE_SOURCES, "kaas.kernel_library.quantised_
 
 PAIR = 64
 """Columns of one pair of scales: a tile has whole pairs."""
-HALF_PAIR_MASK = 0x00FF
+BLOCK_WORDS = 16
+"""Pairs in 32 bytes, which is the least that a register load reads."""
 
 
 def quantiser_of(block_n: int) -> RowQuantiser:
@@ -50,6 +51,7 @@ def quantised_epilogue(tiles: GemmTiles, columns: Any, *, factor: float, with_al
     l0c_stages, bn, half = tiles.l0c_stages, tiles.block_n, tiles.block_m // 2
     quantiser = quantiser_of(bn)
     quantise, scale_columns = quantiser.rows(), quantiser.scale_columns
+    may_end_in_half_pair = not isinstance(columns, int) or columns % PAIR != 0
     hand_over, close_cube = accumulator_hand_over(tiles)
 
     @T.macro
@@ -84,10 +86,15 @@ def quantised_epilogue(tiles: GemmTiles, columns: Any, *, factor: float, with_al
         """The pair at D's last 32 columns has one scale; its high byte becomes 0."""
         for column in T.serial(T.uint16(scale_columns)):
             pair = T.cast(column, "int32")
-            mask = T.if_then_else(pair * PAIR + PAIR > left, T.uint16(HALF_PAIR_MASK), T.uint16(0xFFFF))
-            lanes = T.simd.update_mask(T.cast(half, "uint32"), 16)
-            kept = T.simd.vand(T.simd.vld(state.work.scales[0, pair, 0]), T.simd.vdup(mask, "uint16"))
-            T.simd.vsts(state.work.scales[0, pair, 0], kept, lanes, dist="NORM_B16", extent=half)
+            mask = T.if_then_else(pair * PAIR + PAIR > left, T.uint16(0x00FF), T.uint16(0xFFFF))
+            for block in T.serial(T.uint16(-(-half // BLOCK_WORDS))):
+                at = T.cast(block, "int32") * BLOCK_WORDS
+                pairs = T.simd.vld(state.work.scales[0, pair, at], dist="BLK")
+                kept = T.simd.vand(pairs, T.simd.vdup(mask, "uint16"))
+                one_block = T.simd.pset(16, "PAT_VL16")
+                T.simd.vsts(
+                    state.work.scales[0, pair, at], kept, one_block, dist="NORM_B16", extent=BLOCK_WORDS
+                )
 
     @T.macro
     def finish(state: Any, turn: Any, d: Any, row: Any, col: Any, alpha: Any) -> None:
@@ -97,8 +104,9 @@ def quantised_epilogue(tiles: GemmTiles, columns: Any, *, factor: float, with_al
             scaled_rows(state, turn, alpha)
             T.simd.mem_bar("VST_VLD")
             quantise(state.scaled_ub, state.work, 0, half)
-            T.simd.mem_bar("VST_VLD")
-            drop_half_pair(state, columns - col)
+            if may_end_in_half_pair:
+                T.simd.mem_bar("VST_VLD")
+                drop_half_pair(state, columns - col)
         T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_V", UB_EMPTY + turn % l0c_stages)
         T.ascend_set_flag("V_MTE3", 0)
         T.ascend_wait_flag("V_MTE3", 0)

@@ -76,27 +76,33 @@ def scaled_operands(tiles: GemmTiles, *, ragged: bool) -> ScaledOperands:
             transpose=True,
         )
 
+    def depth_of(rings: Rings) -> Any:
+        """Pairs of the running cube step; the bound of the variable is said again to whom proves things."""
+        return T.min(rings.depth[0], part_pairs) if ragged else part_pairs
+
     @T.macro
     def feed(rings: Any, part: Any) -> None:
         first = part * part_pairs
         if ragged:
             rings.depth[0] = T.min(rings.pairs_left[0] - first, part_pairs)
+        # The cube takes fractals of scales at the pitch of its own depth: a short step lies short in L0.
         T.copy(
-            rings.sfa_l1[rings.l1_slot(), :, first : first + part_pairs], rings.sfa_l0[rings.l0_slot(), :, :]
+            rings.sfa_l1[rings.l1_slot(), :, first : first + depth_of(rings)],
+            rings.sfa_l0[rings.l0_slot(), :, 0 : depth_of(rings)],
         )
         T.copy(
-            rings.sfb_l1[rings.l1_slot(), :, first : first + part_pairs], rings.sfb_l0[rings.l0_slot(), :, :]
+            rings.sfb_l1[rings.l1_slot(), :, first : first + depth_of(rings)],
+            rings.sfb_l0[rings.l0_slot(), :, 0 : depth_of(rings)],
         )
 
     @T.macro
     def multiply(rings: Any, accumulator: Any, clear: Any) -> None:
-        depth = rings.depth[0] if ragged else part_pairs
         T.gemm_blockscaled(
-            rings.a_l0[rings.l0_slot(), :, 0 : depth * PAIR],
-            rings.b_l0[rings.l0_slot(), :, 0 : depth * PAIR],
+            rings.a_l0[rings.l0_slot(), :, 0 : depth_of(rings) * PAIR],
+            rings.b_l0[rings.l0_slot(), :, 0 : depth_of(rings) * PAIR],
             accumulator,
-            rings.sfa_l0[rings.l0_slot(), :, 0:depth],
-            rings.sfb_l0[rings.l0_slot(), :, 0:depth],
+            rings.sfa_l0[rings.l0_slot(), :, 0 : depth_of(rings)],
+            rings.sfb_l0[rings.l0_slot(), :, 0 : depth_of(rings)],
             transpose_B=True,
             clear_accum=clear,
         )
