@@ -181,7 +181,7 @@ def cube_pipeline(
     ``multiply(rings, accumulator, clear)`` issues it on M. ``allocate(rings)`` adds buffers of the family's.
     ``parts_of(rings)`` is how many cube steps the loaded K step takes, where that is not all of them.
     ``acquire(rings)`` and ``release(rings)`` stand around them where somebody else fills a slot of L1; a
-    buffer that somebody else sees too is allocated by the caller and kept in ``rings`` as ``b_l1`` before.
+    buffer that somebody else sees too is the caller's and kept in ``rings`` as ``a_l1`` or ``b_l1`` before.
     """
     import tilelang.ascend.language as T
 
@@ -192,7 +192,7 @@ def cube_pipeline(
 
     @T.macro
     def open_rings(rings: Any) -> None:
-        a_l1 = T.alloc_l1((l1_stages, *a_l1_tile), dtype_a)
+        a_l1 = rings.a_l1 if "a_l1" in rings.__dict__ else T.alloc_l1((l1_stages, *a_l1_tile), dtype_a)
         b_l1 = rings.b_l1 if "b_l1" in rings.__dict__ else T.alloc_l1((l1_stages, *b_l1_tile), dtype_b)
         a_l0 = T.alloc_l0a((2, bm, mk), dtype_a)
         b_l0 = T.alloc_l0b((2, bn, mk), dtype_b)
