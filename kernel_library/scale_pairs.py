@@ -63,8 +63,10 @@ class PairLayout:
         down, across = self.source_shape(rows, blocks)
         return down * across * self._bytes + blocks // 2 * rows * 2
 
-    def plan(self, target: Target, blocks: int | None, rows: int | None, *, field: str) -> TilePlan:
-        """Tiles of rows x blocks; ``None`` for what is dynamic."""
+    def plan(
+        self, target: Target, blocks: int | None, rows: int | None, *, field: str, fixed_bytes: int = 0
+    ) -> TilePlan:
+        """Tiles of rows x blocks; ``None`` for what is dynamic. ``fixed_bytes`` of UB are taken already."""
         return plan_tiles(
             target,
             width=blocks or NOMINAL_BLOCKS,
@@ -75,6 +77,7 @@ class PairLayout:
             rows=rows,
             passes=4.0,
             field=field,
+            fixed_bytes=fixed_bytes,
         )
 
     def convert(self, rows: int) -> Any:
