@@ -1,4 +1,4 @@
-"""mhc_split_mixes_backward: the gradients of mhc_split_mixes; those of scale and base per block of 64 tokens."""
+"""mhc_split_mixes_backward: gradients of mhc_split_mixes; of scale and base per 64 tokens."""
 
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.

@@ -1,0 +1,15 @@
+"""Illegal mhc_expand specs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"family": "mhc_expand"}, "hidden"),
+    ({"family": "mhc_expand", "hidden": 96}, "hidden"),
+    ({"family": "mhc_expand", "hidden": 65536}, "hidden"),
+    ({"family": "mhc_expand", "hidden": 64, "streams": 1}, "streams"),
+    ({"family": "mhc_expand", "hidden": 64, "streams": 5}, "streams"),
+    ({"family": "mhc_expand", "hidden": 64, "tokens": -1}, "tokens"),
+]
+DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = []
