@@ -2,8 +2,8 @@
 
 Feasibility comes from the target's on-chip buffer sizes; preference from a small model of one tile's cube,
 L1 and L2 time and of how many waves of tiles the real core count needs. The constants are rates of the 950
-line (4096 bf16 FMA per cycle and cube core, twice that for fp8 and four times for fp4, 256 B per cycle from L1 to L0A or L0B, about 5 TB/s of L2
-bandwidth shared by 32 cores at 1.65 GHz); only their ratios matter here.
+line (4096 bf16 FMA per cycle and cube core, twice that for fp8 and four times for fp4, 256 B per cycle from
+L1 to L0A or L0B, about 5 TB/s of L2 bandwidth shared by 32 cores at 1.65 GHz); only their ratios matter here.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import msgspec
 from kaas.kernel_library.cube_pipeline import PASS_CONFIGS, tile_origin, tile_walk
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.gemm_fields import GemmTile, require_tile
+from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.kernel_library.gemm_tiles import (
     GemmProblem,
     GemmTiles,
@@ -20,8 +20,9 @@ from kaas.kernel_library.gemm_tiles import (
     tiles_for_blocks,
 )
 from kaas.kernel_library.matrix_views import Slab
+from kaas.kernel_library.product_operands import ProductOperands, require_whole_blocks
+from kaas.kernel_library.scaled_operands import PAIR
 from kaas.kernel_library.spec import (
-    DTYPE_BYTES,
     DYNAMIC,
     KernelSpec,
     require_bool,
@@ -29,18 +30,14 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.stacked_product import (
-    STACKED_PRODUCT_SOURCES,
-    Place,
-    stacked_product,
-    uses_vector_epilogue,
-)
-from kaas.proto.extents import Extent
-from kaas.proto.launch import Parameter
+from kaas.kernel_library.stacked_product import STACKED_PRODUCT_SOURCES, Place, stacked_product
+from kaas.proto.extents import Extent, divided
+from kaas.proto.launch import Parameter, Role
 from kaas.proto.target import Target
 
 EXPRESSIONS = ("bhr,hdr->bhd", "bhd,hdr->bhr", "bhd,bhr->hdr")
 HEAD = "h"
+TOKENS = "b"
 MAX_CONSTANT = {"b": 2**16, "h": 2**8, "d": 2**14, "r": 2**14}
 """Of constant extents: 256 rows then span fewer than 2^31 elements, as TileLang's literals must."""
 NOMINAL_HEADS = 16
@@ -50,9 +47,11 @@ NOMINAL_HEADS = 16
 class BatchedGemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="batched_gemm"):
     """One product per head h of tensors whose letters ``expression`` names, as in torch.einsum.
 
-    ``b`` counts tokens, ``h`` heads, ``d`` and ``r`` are the two widths. ``accumulate`` adds to the D passed
-    in. ``tile`` overrides the tile choice: of the product's rows, columns and sum. The result is rounded
-    once, from fp32, to ``dtype_d``.
+    ``b`` counts tokens, ``h`` heads, ``d`` and ``r`` are the two widths. ``dtype_a`` is that of both
+    operands; e4m3 ones are block-scaled: 32 consecutive values along the summed letter share an e8m0 scale,
+    and a summed width is a multiple of 32. ``dtype_d`` e4m3 makes D block-scaled itself, along its last
+    letter, a multiple of 32. ``accumulate`` adds to the D passed in. ``tile`` overrides the tile choice: of
+    the product's rows, columns and sum. The result is rounded once, from fp32, to ``dtype_d``.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
@@ -62,8 +61,8 @@ class BatchedGemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_on
     h: Annotated[int, within(1, 2**8)] | Literal["dynamic"]
     d: Annotated[int, within(1, 2**14)] | Literal["dynamic"]
     r: Annotated[int, within(1, 2**14)] | Literal["dynamic"]
-    dtype_a: Literal["bf16", "fp16"] = "bf16"
-    dtype_d: Literal["bf16", "fp16", "fp32"] = "bf16"
+    dtype_a: Literal["bf16", "fp16", "e4m3"] = "bf16"
+    dtype_d: Literal["bf16", "fp16", "fp32", "e4m3"] = "bf16"
     accumulate: bool = False
     tile: GemmTile | None = None
 
@@ -71,10 +70,17 @@ class BatchedGemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_on
         require_one_of(self.expression, "expression", EXPRESSIONS)
         for field, high in MAX_CONSTANT.items():
             require_dim(getattr(self, field), field, high)
-        require_one_of(self.dtype_a, "dtype_a", ("bf16", "fp16"))
-        require_one_of(self.dtype_d, "dtype_d", ("bf16", "fp16", "fp32"))
+        require_one_of(self.dtype_a, "dtype_a", ("bf16", "fp16", "e4m3"))
+        results = ("bf16", "fp16", "fp32", "e4m3") if self.dtype_a == "e4m3" else ("bf16", "fp16", "fp32")
+        require_one_of(self.dtype_d, "dtype_d", results)
         require_bool(self.accumulate, "accumulate")
-        require_tile(self.tile)
+        form = form_of(self.expression)
+        if self.dtype_a == "e4m3" and form.sums != TOKENS:
+            require_whole_blocks(getattr(self, form.sums), form.sums)
+        if self.dtype_d == "e4m3":
+            require_whole_blocks(getattr(self, form.cols), form.cols)
+            require_one_of(self.accumulate, "accumulate", (False,))
+        operands_of(self).require_tile(self.tile)
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""
@@ -113,20 +119,24 @@ def form_of(expression: str) -> Form:
     return Form(a, b, d, rows, cols, sums)
 
 
+def operands_of(spec: BatchedGemmSpec) -> ProductOperands:
+    """The operands of each head's product."""
+    form = form_of(spec.expression)
+    return ProductOperands(
+        dtype_a=spec.dtype_a,
+        dtype_b=spec.dtype_a,
+        dtype_d=spec.dtype_d,
+        a_k_major=form.a_k_major,
+        b_k_major=form.b_k_major,
+        accumulate=spec.accumulate,
+    )
+
+
 def problem_of(spec: BatchedGemmSpec) -> GemmProblem:
     """What tile choice needs to know of ``spec``."""
     form = form_of(spec.expression)
     m, n, k = (_constant(spec, letter) for letter in (form.rows, form.cols, form.sums))
-    return GemmProblem(
-        m=m,
-        n=n,
-        k=k,
-        input_bytes=DTYPE_BYTES[spec.dtype_a],
-        output_bytes=DTYPE_BYTES[spec.dtype_d],
-        vector_epilogue=uses_vector_epilogue(spec.dtype_d, accumulate=spec.accumulate),
-        reads_output=spec.accumulate,
-        matrices=_constant(spec, HEAD) or NOMINAL_HEADS,
-    )
+    return operands_of(spec).problem(m, n, k, _constant(spec, HEAD) or NOMINAL_HEADS)
 
 
 def _constant(spec: BatchedGemmSpec, letter: str) -> int | None:
@@ -160,32 +170,33 @@ def build(spec: BatchedGemmSpec, target: Target) -> BuiltKernel:
 
 
 def parameters(spec: BatchedGemmSpec) -> tuple[Parameter, ...]:
-    """What a call takes: a, b and d, with the letters of the expression as their axes."""
+    """What a call takes: a, b, the scales sfa and sfb of e4m3 operands, d and the scales sfd of an e4m3 one.
+
+    Operands have the letters of the expression as their axes. Scales are [h, pairs along the sum, rows].
+    """
     form = form_of(spec.expression)
-    # A sum over nothing is zero: operands without elements still make a D.
-    may_be_empty = getattr(spec, form.sums) == DYNAMIC
-    return (
+    # A sum over nothing is zero: plain operands without elements still make a D.
+    may_be_empty = getattr(spec, form.sums) == DYNAMIC and spec.dtype_a != "e4m3"
+    a, b = (
         Parameter(
-            name="a",
-            role="in",
-            dtype=spec.dtype_a,
-            shape=_shape(spec, form.a),
-            may_be_empty=may_be_empty,
-        ),
-        Parameter(
-            name="b",
-            role="in",
-            dtype=spec.dtype_a,
-            shape=_shape(spec, form.b),
-            may_be_empty=may_be_empty,
-        ),
-        Parameter(
-            name="d",
-            role="inout" if spec.accumulate else "out",
-            dtype=spec.dtype_d,
-            shape=_shape(spec, form.d),
-        ),
+            name=name, role="in", dtype=spec.dtype_a, shape=_shape(spec, letters), may_be_empty=may_be_empty
+        )
+        for name, letters in (("a", form.a), ("b", form.b))
     )
+    taken = [a, b]
+    if spec.dtype_a == "e4m3":
+        taken.append(_scales(spec, "sfa", "in", form.sums, form.rows))
+        taken.append(_scales(spec, "sfb", "in", form.sums, form.cols))
+    role: Role = "inout" if spec.accumulate else "out"
+    taken.append(Parameter(name="d", role=role, dtype=spec.dtype_d, shape=_shape(spec, form.d)))
+    if spec.dtype_d == "e4m3":
+        taken.append(_scales(spec, "sfd", "out", form.cols, form.rows))
+    return tuple(taken)
+
+
+def _scales(spec: BatchedGemmSpec, name: str, role: Role, along: str, rows: str) -> Parameter:
+    shape = (_extent(spec, HEAD), divided(_extent(spec, along), PAIR), _extent(spec, rows))
+    return Parameter(name=name, role=role, dtype="e8m0x2", shape=shape)
 
 
 def _shape(spec: BatchedGemmSpec, letters: str) -> tuple[Extent, ...]:
@@ -222,6 +233,10 @@ def _program(spec: BatchedGemmSpec, tiles: GemmTiles, cores: int) -> Any:
         T.assume(head < heads)
         return head
 
+    def result(call: Any, head: Any) -> Any:
+        d = Slab(call.d, form.d.index(HEAD), head)
+        return (d, Slab(call.sfd, 0, head)) if spec.dtype_d == "e4m3" else d
+
     @T.macro
     def walk(call: Any, core: Any, visit: Any) -> None:
         per_head = T.alloc_var("int32")
@@ -237,10 +252,13 @@ def _program(spec: BatchedGemmSpec, tiles: GemmTiles, cores: int) -> Any:
             place = Place(
                 a=Slab(call.a, form.a.index(HEAD), head),
                 b=Slab(call.b, form.b.index(HEAD), head),
-                d=Slab(call.d, form.d.index(HEAD), head),
+                d=result(call, head),
+                sfa=Slab(call.sfa, 0, head),
+                sfb=Slab(call.sfb, 0, head),
                 row=row_of(tile_row, m_tiles, tiles.block_m),
                 col=col_of(tile_col, n_tiles, tiles.block_n),
                 k_first=0,
+                k_length=k,
                 k_steps=k_steps,
             )
             visit(turn, place)
@@ -249,12 +267,10 @@ def _program(spec: BatchedGemmSpec, tiles: GemmTiles, cores: int) -> Any:
         entry,
         tiles,
         cores,
-        dtype=spec.dtype_a,
-        dtype_d=spec.dtype_d,
-        a_k_major=form.a_k_major,
-        b_k_major=form.b_k_major,
-        accumulate=spec.accumulate,
-        walk=walk,
+        operands_of(spec),
+        walk,
+        columns=n,
+        ragged=k_is_dynamic or k % tiles.block_k != 0,
     )
 
 
@@ -265,20 +281,35 @@ PAGE = KernelPage(
         "- `bhd,hdr->bhr`: D[b,h,r] = sum over d of A[b,h,d] * B[h,d,r]\n"
         "- `bhd,bhr->hdr`: D[h,d,r] = sum over b of A[b,h,d] * B[b,h,r]\n\n"
         "With `accumulate` the product is added to the D passed in. Without tokens the third form sums to "
-        "zero."
+        "zero.\n\n"
+        "An element of an e4m3 operand stands for its stored value times `2^(scale - 127)` of its block: 32 "
+        "consecutive values along the summed letter. With `dtype_d` e4m3 the fp32 result is quantised: 32 "
+        "consecutive values along D's last letter share the scale `2^ceil(log2(max(amax, 1e-4) / 448))`, and "
+        "values are rounded to nearest even."
     ),
     arguments={
         "a": "the expression's first operand; row-major with its letters as axes",
         "b": "the second operand, likewise",
+        "sfa": "scale pairs of A: 16-bit words [h, ceil(sum/64), A's other letter], the first 32 in the low "
+        "byte; the high byte of an odd tail is 0",
+        "sfb": "scale pairs of B, likewise with B's other letter",
         "d": "the result, likewise",
+        "sfd": "scale pairs of an e4m3 result, ready to be the next product's sfa",
     },
-    tolerance="integers to the last bit; random values within calc_diff 1e-5 of the product in float64",
-    facts=("https://github.com/deepseek-ai/DeepGEMM (einsum)",),
-    serves=("deep_gemm.einsum",),
+    tolerance=(
+        "integers with power-of-two scales to the last bit; random values within calc_diff 1e-5 of the "
+        "product of the (dequantised) operands in float64"
+    ),
+    facts=(
+        "https://github.com/deepseek-ai/DeepGEMM (einsum, fp8_einsum)",
+        "https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf",
+    ),
+    serves=("deep_gemm.einsum", "deep_gemm.fp8_einsum"),
     examples=(
         BatchedGemmSpec(expression="bhr,hdr->bhd", h=128, d=128, r=512),
         BatchedGemmSpec(expression="bhd,hdr->bhr", h=128, d=128, r=512),
         BatchedGemmSpec(expression="bhd,bhr->hdr", h=128, d=128, r=512, dtype_d="fp32", accumulate=True),
+        BatchedGemmSpec(expression="bhr,hdr->bhd", h=128, d=128, r=512, dtype_a="e4m3", dtype_d="e4m3"),
     ),
 )
 

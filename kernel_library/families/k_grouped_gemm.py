@@ -10,7 +10,7 @@ import msgspec
 from kaas.kernel_library.cube_pipeline import PASS_CONFIGS, tile_origin, tile_walk
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_tile
+from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile
 from kaas.kernel_library.gemm_tiles import (
     GemmProblem,
     GemmTiles,
@@ -20,14 +20,11 @@ from kaas.kernel_library.gemm_tiles import (
 )
 from kaas.kernel_library.group_layout import GROUP_ALIGNMENT, Span, group_reader
 from kaas.kernel_library.matrix_views import Head, Slab
-from kaas.kernel_library.spec import DTYPE_BYTES, DYNAMIC, KernelSpec, require_dim, require_one_of, within
-from kaas.kernel_library.stacked_product import (
-    STACKED_PRODUCT_SOURCES,
-    Place,
-    stacked_product,
-    uses_vector_epilogue,
-)
-from kaas.proto.extents import Extent
+from kaas.kernel_library.product_operands import ProductOperands
+from kaas.kernel_library.scaled_operands import PAIR
+from kaas.kernel_library.spec import DYNAMIC, KernelSpec, require_dim, require_one_of, within
+from kaas.kernel_library.stacked_product import STACKED_PRODUCT_SOURCES, Place, stacked_product
+from kaas.proto.extents import Extent, divided
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
@@ -42,7 +39,9 @@ class KGroupedGemmSpec(
 
     A[K,M], B[K,N], D[groups,M,N]. ``grouped_layout[g]`` is the row of A and B after group g's last; group g
     starts at the end of the one before, rounded up to 256, the first one at row 0. An empty group leaves its
-    D alone. ``tile`` overrides the tile choice. The sum is rounded once, from fp32, to ``dtype_d``.
+    D alone. ``dtype_a`` is that of both operands; e4m3 ones are block-scaled: 32 consecutive rows of a
+    column share an e8m0 scale. ``tile`` overrides the tile choice. The sum is rounded once, from fp32, to
+    ``dtype_d``.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
@@ -51,7 +50,7 @@ class KGroupedGemmSpec(
     m: Annotated[int, within(1, 2**14)] | Literal["dynamic"]
     n: Annotated[int, within(1, 2**14)] | Literal["dynamic"]
     k: GemmDim = "dynamic"
-    dtype_a: Literal["bf16", "fp16"] = "bf16"
+    dtype_a: Literal["bf16", "fp16", "e4m3"] = "bf16"
     dtype_d: Literal["bf16", "fp16", "fp32"] = "fp32"
     tile: GemmTile | None = None
 
@@ -60,29 +59,32 @@ class KGroupedGemmSpec(
         require_dim(self.m, "m", 2**14)
         require_dim(self.n, "n", 2**14)
         require_dim(self.k, "k", MAX_EXTENT)
-        require_one_of(self.dtype_a, "dtype_a", ("bf16", "fp16"))
+        require_one_of(self.dtype_a, "dtype_a", ("bf16", "fp16", "e4m3"))
         require_one_of(self.dtype_d, "dtype_d", ("bf16", "fp16", "fp32"))
-        require_tile(self.tile)
+        operands_of(self).require_tile(self.tile)
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""
         tiles_of(self, target)
 
 
+def operands_of(spec: KGroupedGemmSpec) -> ProductOperands:
+    """The operands of each group's product."""
+    return ProductOperands(
+        dtype_a=spec.dtype_a,
+        dtype_b=spec.dtype_a,
+        dtype_d=spec.dtype_d,
+        a_k_major=True,
+        b_k_major=True,
+        accumulate=True,
+    )
+
+
 def problem_of(spec: KGroupedGemmSpec) -> GemmProblem:
     """What tile choice needs to know of ``spec``: a constant K counts as spread evenly over the groups."""
     groups = NOMINAL_GROUPS if spec.groups == DYNAMIC else int(spec.groups)
     m, n, k = (None if extent == DYNAMIC else int(extent) for extent in (spec.m, spec.n, spec.k))
-    return GemmProblem(
-        m=m,
-        n=n,
-        k=None if k is None else max(1, k // groups),
-        input_bytes=DTYPE_BYTES[spec.dtype_a],
-        output_bytes=DTYPE_BYTES[spec.dtype_d],
-        vector_epilogue=uses_vector_epilogue(spec.dtype_d, accumulate=True),
-        reads_output=True,
-        matrices=groups,
-    )
+    return operands_of(spec).problem(m, n, None if k is None else max(1, k // groups), groups)
 
 
 def tiles_of(spec: KGroupedGemmSpec, target: Target) -> GemmTiles:
@@ -111,16 +113,21 @@ def build(spec: KGroupedGemmSpec, target: Target) -> BuiltKernel:
 
 
 def parameters(spec: KGroupedGemmSpec) -> tuple[Parameter, ...]:
-    """What a call takes: a, b, d, grouped_layout."""
+    """What a call takes: a, b, the scales sfa and sfb of e4m3 ones, d, grouped_layout."""
     groups, m, n, k = (_extent(spec, name) for name in ("groups", "m", "n", "k"))
     # Without any K every group is empty, and all of D stays as it is.
     nothing = spec.k == DYNAMIC
-    return (
+    taken = [
         Parameter(name="a", role="in", dtype=spec.dtype_a, shape=(k, m), may_be_empty=nothing),
         Parameter(name="b", role="in", dtype=spec.dtype_a, shape=(k, n), may_be_empty=nothing),
-        Parameter(name="d", role="inout", dtype=spec.dtype_d, shape=(groups, m, n)),
-        Parameter(name="grouped_layout", role="in", dtype="int32", shape=(groups,)),
-    )
+    ]
+    if operands_of(spec).scaled:
+        for name, rows in (("sfa", m), ("sfb", n)):
+            shape = (divided(k, PAIR), rows)
+            taken.append(Parameter(name=name, role="in", dtype="e8m0x2", shape=shape, may_be_empty=nothing))
+    taken.append(Parameter(name="d", role="inout", dtype=spec.dtype_d, shape=(groups, m, n)))
+    taken.append(Parameter(name="grouped_layout", role="in", dtype="int32", shape=(groups,)))
+    return tuple(taken)
 
 
 def _extent(spec: KGroupedGemmSpec, name: str) -> Extent:
@@ -159,9 +166,12 @@ def _program(spec: KGroupedGemmSpec, tiles: GemmTiles, cores: int) -> Any:
                         a=Head(call.a, end),
                         b=Head(call.b, end),
                         d=Slab(call.d, 0, group),
+                        sfa=call.sfa,
+                        sfb=call.sfb,
                         row=row_of(tile_row, m_tiles, tiles.block_m),
                         col=col_of(tile_col, n_tiles, tiles.block_n),
                         k_first=start,
+                        k_length=end - start,
                         k_steps=k_steps,
                     )
                     visit(done, place)
@@ -169,17 +179,7 @@ def _program(spec: KGroupedGemmSpec, tiles: GemmTiles, cores: int) -> Any:
                 # The first tile of the next group that is this core's in the sequence of all tiles.
                 mine = T.truncmod(mine + cores - T.truncmod(m_tiles * n_tiles, cores), cores)
 
-    return stacked_product(
-        entry,
-        tiles,
-        cores,
-        dtype=spec.dtype_a,
-        dtype_d=spec.dtype_d,
-        a_k_major=True,
-        b_k_major=True,
-        accumulate=True,
-        walk=walk,
-    )
+    return stacked_product(entry, tiles, cores, operands_of(spec), walk, columns=n, ragged=True)
 
 
 PAGE = KernelPage(
@@ -189,18 +189,33 @@ PAGE = KernelPage(
         f"    roundup(psum[g-1], {GROUP_ALIGNMENT}) <= k < psum[g]        (psum[-1] = 0)\n\n"
         "and D[g] += sum over these k of A[k,:]^T * B[k,:], in fp32, rounded once. A group whose psum is at "
         "most its first row is empty and leaves its D alone. Rows of no group are not read. An end beyond K "
-        "counts as K. An fp32 D is added to by the store; a narrower one passes the vector cores."
+        "counts as K. An fp32 D is added to by the store; a narrower one passes the vector cores.\n\n"
+        "An element of an e4m3 operand stands for its stored value times `2^(scale - 127)` of its block: 32 "
+        "consecutive k of a column. Blocks count from the first row of A and B, so that a group's scales "
+        "start at pair psum / 64 of its rounded start."
     ),
     arguments={
         "a": "[K, M], row-major",
         "b": "[K, N], row-major",
+        "sfa": "scale pairs of A: 16-bit words [ceil(K/64), M], the first 32 k in the low byte",
+        "sfb": "scale pairs of B: [ceil(K/64), N], likewise",
         "d": "[groups, M, N], row-major; added to",
         "grouped_layout": "the row after each group's last one",
     },
-    tolerance="integers to the last bit; random values within calc_diff 1e-5 of the sum in float64",
+    tolerance=(
+        "integers with power-of-two scales to the last bit; random values within calc_diff 1e-5 of the sum "
+        "of the (dequantised) operands in float64"
+    ),
     facts=("https://github.com/deepseek-ai/DeepGEMM (k-grouped contiguous layout with prefix sums)",),
-    serves=("deep_gemm.k_grouped_bf16_gemm_tn_contiguous",),
-    examples=(KGroupedGemmSpec(groups=8, m=4096, n=7168),),
+    serves=(
+        "deep_gemm.k_grouped_bf16_gemm_tn_contiguous",
+        "deep_gemm.k_grouped_fp8_gemm_tn_contiguous",
+        "deep_gemm.k_grouped_fp8_gemm_nt_contiguous",
+    ),
+    examples=(
+        KGroupedGemmSpec(groups=8, m=4096, n=7168),
+        KGroupedGemmSpec(groups=8, m=4096, n=7168, dtype_a="e4m3"),
+    ),
 )
 
 FAMILY = Family(

@@ -27,7 +27,7 @@ def decode_e8m0(scales: Tensor) -> Tensor:
 def unpack_pairs(pairs: Tensor, blocks: int) -> Tensor:
     """Scale pairs [ceil(K/64), MN] (16 bit) to e8m0 bytes [MN, blocks]."""
     raw = pairs.contiguous().view(torch.uint8).view(*pairs.shape, 2)
-    return raw.permute(1, 0, 2).reshape(pairs.shape[1], -1)[:, :blocks].contiguous()
+    return raw.permute(1, 0, 2).reshape(pairs.shape[1], 2 * pairs.shape[0])[:, :blocks].contiguous()
 
 
 def pack_pairs(scales: Tensor) -> Tensor:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernel_checks import EXACT, CalcDiff, check_kernel
-from support.twin_kernels import TORCH_DTYPES
+from support.kernel_checks import EXACT, CalcDiff, check_kernel, reference_of
+from support.scaled_values import scaled_operand
+from support.twin_kernels import TORCH_DTYPES, calc_diff
 
 from kaas.kernel_library.families.batched_gemm import EXPRESSIONS, BatchedGemmSpec, form_of
 from kaas.kernel_library.gemm_fields import GemmTile
+from kaas.kernel_library.references.number_formats import dequantise, pack_pairs, unpack_pairs
 
 # Every core owns several tiles and every tile several K steps: more than any ring has slots.
 TILE = GemmTile(block_m=16, block_n=32, block_k=32)
@@ -94,6 +96,77 @@ def test_one_dynamic_kernel_serves_every_edge_shape(expression: str) -> None:
 def test_no_tokens_sum_to_zero(accumulate: bool) -> None:
     spec = BatchedGemmSpec(expression="bhd,bhr->hdr", h=5, d=40, r=72, accumulate=accumulate, tile=TILE)
     check_kernel(spec, 28, inputs(spec, {"b": 0, "h": 5, "d": 40, "r": 72}, integers=True), EXACT)
+
+
+SCALED_TILE = GemmTile(block_m=32, block_n=64, block_k=128)
+SCALED_SIZES = {"b": 150, "h": 3, "d": 96, "r": 288}
+
+
+def scaled_inputs(spec: BatchedGemmSpec, sizes: dict[str, int], *, integers: bool) -> dict[str, torch.Tensor]:
+    """a, b, sfa and sfb of a block-scaled call, and d if it is added to."""
+    form = form_of(spec.expression)
+    generator = torch.Generator().manual_seed(sum(sizes.values()))
+    given = {}
+    for name, letters, rows in (("a", form.a, form.rows), ("b", form.b, form.cols)):
+        heads = [
+            scaled_operand(sizes[rows], sizes[form.sums], "e4m3", generator, integers=integers)
+            for _ in range(sizes["h"])
+        ]
+        stacked = torch.stack([values.view(torch.uint8) for values, _ in heads])
+        order = [f"h{rows}{form.sums}".index(letter) for letter in letters]
+        given[name] = stacked.permute(order).contiguous().view(torch.float8_e4m3fn)
+        given[f"sf{name}"] = torch.stack([pack_pairs(scales) for _, scales in heads])
+    if spec.accumulate:
+        shape = tuple(sizes[letter] for letter in form.d)
+        given["d"] = torch.randint(-8, 9, shape, generator=generator).to(TORCH_DTYPES[spec.dtype_d])
+    return given
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_block_scaled_products_agree(expression: str, accumulate: bool) -> None:
+    index = EXPRESSIONS.index(expression) + accumulate
+    extents: dict[str, Any] = DYNAMIC if accumulate else {"h": 3, "d": 96, "r": 288}
+    spec = BatchedGemmSpec(
+        expression=expression,
+        **extents,
+        dtype_a="e4m3",
+        dtype_d=("bf16", "fp32")[index % 2],
+        accumulate=accumulate,
+        tile=SCALED_TILE,
+    )
+    cores = (4, 28, 32, 36)[index]
+    bound = {f"extent_{letter}": size for letter, size in SCALED_SIZES.items()}
+    check_kernel(spec, cores, scaled_inputs(spec, SCALED_SIZES, integers=True), EXACT, sizes=bound)
+    check_kernel(spec, cores, scaled_inputs(spec, SCALED_SIZES, integers=False), CLOSE, sizes=bound)
+
+
+@pytest.mark.parametrize("tile", [SCALED_TILE, None], ids=["given", "chosen"])
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_quantised_results_agree(expression: str, tile: GemmTile | None) -> None:
+    spec = BatchedGemmSpec(expression=expression, h=3, d=96, r=288, dtype_a="e4m3", dtype_d="e4m3", tile=tile)
+    given = scaled_inputs(spec, SCALED_SIZES, integers=True)
+    check_kernel(spec, 28, given, EXACT, sizes={"extent_b": 150})
+    # Sums in another order may round to the neighbouring e4m3 value: compare what the output stands for.
+    given = scaled_inputs(spec, SCALED_SIZES, integers=False)
+    accept_all = {"d": CalcDiff(1.0), "sfd": CalcDiff(1.0)}
+    actual = check_kernel(spec, 28, given, accept_all, sizes={"extent_b": 150})
+    assert calc_diff(meaning(spec, actual), meaning(spec, reference_of(spec, given))) < 1e-5
+
+
+def meaning(spec: BatchedGemmSpec, outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The values that a quantised D stands for, [h, rows, columns]."""
+    form = form_of(spec.expression)
+    bytes_of = outputs["d"].view(torch.uint8)
+    order = [form.d.index(letter) for letter in ("h", form.rows, form.cols)]
+    stored = bytes_of.permute(order).contiguous().view(torch.float8_e4m3fn)
+    blocks = stored.shape[2] // 32
+    return torch.stack(
+        [
+            dequantise(values, unpack_pairs(scales, blocks), "e4m3")
+            for values, scales in zip(stored, outputs["sfd"], strict=True)
+        ]
+    )
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS[:2])

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from support.kernel_checks import EXACT, CalcDiff, check_kernel
+from support.scaled_values import scaled_operand
 from support.twin_kernels import TORCH_DTYPES, kernel, lowered
 
 from kaas.kernel_library.families.grouped_gemm import GroupedGemmSpec
 from kaas.kernel_library.gemm_fields import GemmTile
+from kaas.kernel_library.references.number_formats import pack_pairs
 
 # Every core owns several tiles and every tile several K steps: more than any ring has slots.
 TILE = GemmTile(block_m=16, block_n=32, block_k=32)
@@ -80,7 +82,12 @@ def padded(layout: torch.Tensor) -> int:
 CASES = [
     (GroupedGemmSpec(groups=5, **ALIGNED, tile=TILE), 28),
     (GroupedGemmSpec(groups=5, **RAGGED, layout="nn", dtype_d="fp32", tile=TILE), 32),
-    (GroupedGemmSpec(groups=5, m=1280, **RAGGED, dtype_a="fp16", dtype_d="fp16", tile=TILE), 4),
+    (
+        GroupedGemmSpec(
+            groups=5, m=1280, **RAGGED, dtype_a="fp16", dtype_b="fp16", dtype_d="fp16", tile=TILE
+        ),
+        4,
+    ),
     (GroupedGemmSpec(**DYNAMIC, dtype_d="fp32", tile=TILE), 36),
     (GroupedGemmSpec(**DYNAMIC, layout="nn", tile=TILE), 28),
     (GroupedGemmSpec(groups=5, **ALIGNED, tile=GemmTile(block_m=48, block_n=80, block_k=64)), 32),
@@ -90,7 +97,9 @@ CASES = [
 def name_of(case: Any) -> str | None:
     if not isinstance(case, GroupedGemmSpec):
         return None
-    return f"{case.groups}-groups-{case.n}x{case.k}-{case.layout}-{case.dtype_a}-{case.dtype_d}"
+    return (
+        f"{case.groups}-groups-{case.n}x{case.k}-{case.layout}-{case.dtype_a}-{case.dtype_b}-{case.dtype_d}"
+    )
 
 
 @pytest.mark.parametrize(("spec", "cores"), CASES, ids=name_of)
@@ -129,6 +138,62 @@ def test_no_group_leaves_the_ends_of_the_matrices() -> None:
         given["a"] = given["a"].nan_to_num(1.0)
         given["grouped_layout"] = torch.tensor(ends, dtype=torch.int32)
         check_kernel(spec, 28, given, EXACT)
+
+
+SCALED_TILE = GemmTile(block_m=32, block_n=64, block_k=128)
+SCALED = [
+    (GroupedGemmSpec(groups=4, n=96, k=416, dtype_a="e4m3", dtype_b="e4m3", tile=SCALED_TILE), 28),
+    (
+        GroupedGemmSpec(
+            n=96, k=416, dtype_a="e4m3", dtype_b="e4m3", dtype_d="fp32", layout="nn", tile=SCALED_TILE
+        ),
+        4,
+    ),
+    (GroupedGemmSpec(**DYNAMIC, dtype_a="e4m3", dtype_b="e4m3", tile=SCALED_TILE), 36),
+    (GroupedGemmSpec(n=96, k=416, dtype_a="e4m3", dtype_b="e2m1", tile=SCALED_TILE), 32),
+    (GroupedGemmSpec(**DYNAMIC, dtype_a="e4m3", dtype_b="e2m1", dtype_d="fp32", tile=SCALED_TILE), 4),
+    (GroupedGemmSpec(n=96, k=416, dtype_a="e2m1", dtype_b="e2m1", dtype_d="fp16", tile=SCALED_TILE), 28),
+    (GroupedGemmSpec(**DYNAMIC, dtype_a="e2m1", dtype_b="e2m1", tile=SCALED_TILE), 4),
+    (GroupedGemmSpec(n=96, k=416, dtype_a="e4m3", dtype_b="e2m1"), 32),
+]
+
+
+def scaled_inputs(
+    spec: GroupedGemmSpec, rows: tuple[int, ...], *, n: int = 96, k: int = 416, integers: bool
+) -> dict[str, torch.Tensor]:
+    """All arguments of a block-scaled call; scales of rows of no group are NaN."""
+    layout = layout_of(rows)
+    m = padded(layout)
+    generator = torch.Generator().manual_seed(m + n + k)
+    a, sfa = scaled_operand(m, k, spec.dtype_a, generator, integers=integers)
+    owned = torch.zeros(m, dtype=torch.bool)
+    for count, end in zip(rows, layout.tolist(), strict=True):
+        owned[end - count : end] = True
+    sfa[~owned] = 255
+    groups = [scaled_operand(n, k, spec.dtype_b, generator, integers=integers) for _ in rows]
+    b = torch.stack([values if spec.layout == "nt" else values.T.contiguous() for values, _ in groups])
+    return {
+        "a": a,
+        "b": b,
+        "sfa": pack_pairs(sfa),
+        "sfb": torch.stack([pack_pairs(scales) for _, scales in groups]),
+        "d": torch.full((m, n), 77.0, dtype=TORCH_DTYPES[spec.dtype_d]),
+        "grouped_layout": layout,
+    }
+
+
+@pytest.mark.parametrize(("spec", "cores"), SCALED, ids=name_of)
+def test_block_scaled_groups_agree(spec: GroupedGemmSpec, cores: int) -> None:
+    rows = (1, 0, 130, 77)
+    check_kernel(spec, cores, scaled_inputs(spec, rows, integers=True), EXACT)
+    check_kernel(spec, cores, scaled_inputs(spec, rows, integers=False), CLOSE)
+
+
+@pytest.mark.parametrize(("dtype_a", "dtype_b"), [("e4m3", "e4m3"), ("e4m3", "e2m1"), ("e2m1", "e2m1")])
+def test_one_block_of_k_and_an_empty_group_agree(dtype_a: str, dtype_b: str) -> None:
+    spec = GroupedGemmSpec(**DYNAMIC, dtype_a=dtype_a, dtype_b=dtype_b, tile=SCALED_TILE)
+    for rows, k in (((3, 0, 40), 32), ((0, 5, 1), 128), ((0, 0, 0), 64)):
+        check_kernel(spec, 4, scaled_inputs(spec, rows, n=33, k=k, integers=True), EXACT)
 
 
 def test_nothing_behind_the_last_row_is_read() -> None:

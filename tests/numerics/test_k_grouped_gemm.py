@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from support.kernel_checks import EXACT, CalcDiff, check_kernel
+from support.scaled_values import scaled_operand
 from support.twin_kernels import TORCH_DTYPES
 
 from kaas.kernel_library.families.k_grouped_gemm import KGroupedGemmSpec
 from kaas.kernel_library.gemm_fields import GemmTile
+from kaas.kernel_library.references.number_formats import pack_pairs
 
 # Every core owns several tiles and every tile several K steps: more than any ring has slots.
 TILE = GemmTile(block_m=16, block_n=32, block_k=32)
@@ -93,6 +95,47 @@ def test_one_dynamic_kernel_serves_every_layout(sums: tuple[int, ...], dtype_d: 
     spec = KGroupedGemmSpec(**DYNAMIC, dtype_d=dtype_d, tile=TILE)
     for k in {sum(sums) if len(sums) == 1 else int(layout_of(sums)[-1]), 2048}:
         check_kernel(spec, 28, inputs(spec, sums, k=k, m=40, n=33), EXACT)
+
+
+SCALED_TILE = GemmTile(block_m=32, block_n=64, block_k=128)
+SCALED = [
+    (KGroupedGemmSpec(groups=5, m=96, n=160, dtype_a="e4m3", tile=SCALED_TILE), 28),
+    (KGroupedGemmSpec(**DYNAMIC, dtype_a="e4m3", dtype_d="bf16", tile=SCALED_TILE), 4),
+    (KGroupedGemmSpec(groups=5, k=1280, m=40, n=72, dtype_a="e4m3"), 32),
+]
+
+
+def scaled_inputs(
+    spec: KGroupedGemmSpec, sums: tuple[int, ...], *, integers: bool
+) -> dict[str, torch.Tensor]:
+    """All arguments of a block-scaled call; scales of blocks of no group are NaN."""
+    layout = layout_of(sums)
+    k = -(-int(layout[-1]) // 256) * 256
+    m, n = (size if extent == "dynamic" else int(extent) for size, extent in ((83, spec.m), (105, spec.n)))
+    generator = torch.Generator().manual_seed(m + n + k)
+    a, sfa = scaled_operand(m, k, "e4m3", generator, integers=integers)
+    b, sfb = scaled_operand(n, k, "e4m3", generator, integers=integers)
+    owned = torch.zeros(k // 32, dtype=torch.bool)
+    for count, end in zip(sums, layout.tolist(), strict=True):
+        # Both scales of a pair are read; the second may be one that no value of the group has.
+        owned[(end - count) // 32 : -(-end // 64) * 2 if count else 0] = True
+    sfa[:, ~owned] = 255
+    sfb[:, ~owned] = 255
+    d = torch.randint(-2, 3, (len(sums), m, n), generator=generator).to(TORCH_DTYPES[spec.dtype_d])
+    return {
+        "a": a.T.contiguous(),
+        "b": b.T.contiguous(),
+        "sfa": pack_pairs(sfa),
+        "sfb": pack_pairs(sfb),
+        "d": d,
+        "grouped_layout": layout,
+    }
+
+
+@pytest.mark.parametrize(("spec", "cores"), SCALED, ids=["static", "dynamic-bf16", "chosen-tiles"])
+def test_block_scaled_groups_agree(spec: KGroupedGemmSpec, cores: int) -> None:
+    check_kernel(spec, cores, scaled_inputs(spec, SUMS, integers=True), EXACT)
+    check_kernel(spec, cores, scaled_inputs(spec, SUMS, integers=False), CLOSE)
 
 
 def test_an_empty_group_leaves_every_bit_of_its_d_alone() -> None:

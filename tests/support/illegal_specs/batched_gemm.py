@@ -24,6 +24,12 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (BATCHED | {"accumulate": 1}, "accumulate"),
     (BATCHED | {"tile": TILE | {"block_n": 300}}, "tile.block_n"),
     (BATCHED | {"layout": "nt"}, "layout"),
+    (BATCHED | {"dtype_a": "e4m3", "r": 48}, "r"),
+    (BATCHED | {"dtype_d": "e4m3"}, "dtype_d"),
+    (BATCHED | {"dtype_a": "e4m3", "dtype_d": "e4m3", "d": 48}, "d"),
+    (BATCHED | {"dtype_a": "e4m3", "dtype_d": "e4m3", "accumulate": True}, "accumulate"),
+    (BATCHED | {"dtype_a": "e4m3", "tile": TILE | {"block_k": 96}}, "tile.block_k"),
+    (BATCHED | {"dtype_a": "e4m3", "dtype_d": "e4m3", "tile": TILE | {"block_n": 96}}, "tile.block_n"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     (BATCHED | {"tile": {"block_m": 256, "block_n": 256, "block_k": 1024}}, "tile", "L1"),

@@ -18,8 +18,23 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (GROUPED | {"layout": "tn"}, "layout"),
     (GROUPED | {"tile": TILE | {"block_k": 8}}, "tile.block_k"),
     (GROUPED | {"accumulate": True}, "accumulate"),
+    (GROUPED | {"dtype_b": "fp16"}, "dtype_b"),
+    (GROUPED | {"dtype_a": "e2m1", "dtype_b": "e4m3"}, "dtype_b"),
+    (GROUPED | {"dtype_a": "e4m3", "dtype_b": "e4m3", "k": 100}, "k"),
+    (GROUPED | {"dtype_a": "e4m3", "dtype_b": "e2m1", "layout": "nn"}, "layout"),
+    (GROUPED | {"dtype_a": "e4m3", "dtype_b": "e2m1", "tile": TILE | {"block_n": 48}}, "tile.block_n"),
     ({"family": "grouped_gemm", "n": 64}, "k"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     (GROUPED | {"tile": {"block_m": 256, "block_n": 256, "block_k": 1024}}, "tile", "L1"),
+    (
+        GROUPED
+        | {
+            "dtype_a": "e4m3",
+            "dtype_b": "e2m1",
+            "tile": {"block_m": 64, "block_n": 256, "block_k": 1024},
+        },
+        "tile",
+        "UB",
+    ),
 ]

@@ -16,6 +16,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (GROUPED | {"dtype_d": "int32"}, "dtype_d"),
     (GROUPED | {"tile": TILE | {"block_m": 0}}, "tile.block_m"),
     (GROUPED | {"accumulate": False}, "accumulate"),
+    (GROUPED | {"dtype_a": "e4m3", "tile": TILE | {"block_m": 48}}, "tile.block_m"),
+    (GROUPED | {"dtype_a": "e4m3", "tile": TILE | {"block_k": 160}}, "tile.block_k"),
     ({"family": "k_grouped_gemm", "m": 64}, "n"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
