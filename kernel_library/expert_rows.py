@@ -8,7 +8,6 @@ TileKernels (``psum_num_tokens_per_expert``) and of DeepGEMM's grouped products.
 # mypy: disable-error-code="untyped-decorator"
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from kaas.kernel_library.row_plan import MAX_ROWS
@@ -48,7 +47,7 @@ def ends_bytes(experts: int) -> int:
     return -(-experts * 4 // 32) * 32
 
 
-def valid_rows(experts: int, alignment: int) -> Callable[[Any, Any, Any, Any], Any]:
+def valid_rows(experts: int, alignment: int) -> Any:
     """A macro ``count_of(ends_ub, cursor, first, count)``: how many rows of a group are no padding.
 
     These come first in it. The group must lie between two multiples of the alignment. ``cursor`` is a

@@ -6,6 +6,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
+
 from kaas.kernel_library.cast_output import (
     CAST_OUTPUT_SOURCES,
     Cast,
@@ -17,7 +19,7 @@ from kaas.kernel_library.cast_output import (
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan, padded, plan_rows
+from kaas.kernel_library.row_plan import VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -110,31 +112,31 @@ def plan_of(spec: RmsNormSpec, target: Target) -> RowPlan:
     A stage holds x, which y replaces, and the residual, which the sum replaces; the weight stays in UB. With
     a cast come the quantised values, and bf16 ones if they are wanted beside another dtype.
     """
-    element_bytes = DTYPE_BYTES[spec.dtype]
-    array_bytes = _pitch(spec) * element_bytes
-    row_arrays, fixed_arrays = (2 if spec.residual else 1), (1 if spec.weight else 0)
-    column_bytes = element_bytes * (row_arrays + fixed_arrays)
-    row_bytes, fixed_bytes = array_bytes * row_arrays, array_bytes * fixed_arrays
-    if spec.rstd:
-        row_bytes += 4
-        fixed_bytes += 128  # each stage's start at a multiple of 32 bytes
-    if spec.cast != "none":
-        quantiser = quantiser_of(spec, spec.hidden, _source(spec))
-        row_bytes += quantiser.row_bytes
-        fixed_bytes += quantiser.fixed_bytes()
-        column_bytes += 3
-    if _has_own_bf16(spec):
-        row_bytes += 2 * _pitch(spec)
-        column_bytes += 2
+    need = _row_bytes(spec)
     return plan_rows(
         target,
-        row_bytes=row_bytes,
-        fixed_bytes=fixed_bytes,
-        column_bytes=column_bytes,
+        row_bytes=need.staged,
+        fixed_bytes=need.fixed,
+        least_bytes=lambda hidden: _row_bytes(msgspec.structs.replace(spec, hidden=hidden)).least,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
         passes=2.0 if spec.cast == "none" else 4.0,
         what=f"a row of {spec.hidden} {spec.dtype}",
     )
+
+
+def _row_bytes(spec: RmsNormSpec) -> RowBytes:
+    array = _pitch(spec) * DTYPE_BYTES[spec.dtype]
+    staged, fixed = array * (2 if spec.residual else 1), array * (1 if spec.weight else 0)
+    if spec.rstd:
+        staged += 4
+        fixed += 128  # each stage's start at a multiple of 32 bytes
+    if spec.cast != "none":
+        quantiser = quantiser_of(spec, spec.hidden, _source(spec))
+        staged += quantiser.row_bytes
+        fixed += quantiser.fixed_bytes()
+    if _has_own_bf16(spec):
+        staged += 2 * _pitch(spec)
+    return RowBytes(staged, 0, fixed)
 
 
 def _pitch(spec: RmsNormSpec) -> int:

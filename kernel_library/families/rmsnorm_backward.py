@@ -6,11 +6,13 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
+
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.families.rmsnorm import MAX_OUT_SCALE
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import ROW_COUNTS, VECTOR_LANES, RowPlan, padded, plan_rows
+from kaas.kernel_library.row_plan import ROW_COUNTS, VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -100,26 +102,26 @@ def plan_of(spec: RmsNormBackwardSpec, target: Target) -> RowPlan:
 
     Outside the ring lie the weight, this core's sums, and the parts that are added up at the end.
     """
-    element_bytes = DTYPE_BYTES[spec.dtype]
-    pitch = padded(spec.hidden)
-    arrays = 3 if spec.residual_grad else 2
-    fixed_bytes = 256  # starts of rstd by stage, and of the means, at multiples of 32 bytes
-    column_bytes = element_bytes * arrays
-    if spec.weight:
-        fixed_bytes += pitch * (element_bytes + 4) + 4 * VECTOR_LANES * (2 * TILE_PARTS + 3)
-        column_bytes += element_bytes + 4
+    need = _row_bytes(spec)
     return plan_rows(
         target,
-        row_bytes=pitch * element_bytes * arrays + 4,
-        fixed_bytes=fixed_bytes,
-        unstaged_row_bytes=4,
-        # What is fixed but for the columns counts as some columns more.
-        column_bytes=column_bytes if not spec.weight else column_bytes + 2,
+        row_bytes=need.staged,
+        fixed_bytes=need.fixed,
+        unstaged_row_bytes=need.unstaged,
+        least_bytes=lambda hidden: _row_bytes(msgspec.structs.replace(spec, hidden=hidden)).least,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
         passes=4.0,
         what=f"a row of {spec.hidden} {spec.dtype} with its gradients",
         row_counts=tuple(count for count in ROW_COUNTS if count <= _MOST_ROWS) if spec.weight else ROW_COUNTS,
     )
+
+
+def _row_bytes(spec: RmsNormBackwardSpec) -> RowBytes:
+    pitch, element_bytes = padded(spec.hidden), DTYPE_BYTES[spec.dtype]
+    fixed = 256  # starts of rstd by stage, and of the means, at multiples of 32 bytes
+    if spec.weight:
+        fixed += pitch * (element_bytes + 4) + 4 * VECTOR_LANES * (2 * TILE_PARTS + 3)
+    return RowBytes(pitch * element_bytes * (3 if spec.residual_grad else 2) + 4, 4, fixed)
 
 
 def build(spec: RmsNormBackwardSpec, target: Target) -> BuiltKernel:

@@ -6,6 +6,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
+
 from kaas.kernel_library.cast_output import (
     CAST_OUTPUT_SOURCES,
     Cast,
@@ -37,7 +39,7 @@ from kaas.kernel_library.gated_activation import (
 )
 from kaas.kernel_library.quantise import Work
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import ROW_COUNTS, VECTOR_LANES, RowPlan, padded, plan_rows
+from kaas.kernel_library.row_plan import ROW_COUNTS, VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -126,34 +128,31 @@ def plan_of(spec: SwigluSpec, target: Target) -> RowPlan:
     y takes gate's place in the same dtype. With a cast the fp32 values lie in UB once, for the vector pipe
     alone, and a stage holds what they are quantised to.
     """
-    pitch = padded(spec.hidden)
-    column_bytes = 2 * DTYPE_BYTES[spec.dtype]
-    row_bytes = pitch * column_bytes + 4 * spec.weights
-    # Weights of a stage start at a multiple of 32 bytes.
-    fixed_bytes = (
-        128 * spec.weights + 4 * COUNTS * VECTOR_LANES * spec.count_clamped + ends_bytes(spec.experts)
-    )
-    unstaged = 0
-    if spec.cast != "none":
-        quantiser = quantiser_of(spec, spec.hidden, "fp32")
-        row_bytes += quantiser.row_bytes
-        fixed_bytes += quantiser.fixed_bytes()
-        unstaged = 4 * quantiser.pitch
-        column_bytes += 8
-    elif spec.dtype_out != spec.dtype:
-        row_bytes += pitch * DTYPE_BYTES[spec.dtype_out]
-        column_bytes += DTYPE_BYTES[spec.dtype_out]
+    need = _row_bytes(spec)
     return plan_rows(
         target,
-        row_bytes=row_bytes,
-        fixed_bytes=fixed_bytes,
-        unstaged_row_bytes=unstaged,
-        column_bytes=column_bytes,
+        row_bytes=need.staged,
+        fixed_bytes=need.fixed,
+        unstaged_row_bytes=need.unstaged,
+        least_bytes=lambda hidden: _row_bytes(msgspec.structs.replace(spec, hidden=hidden)).least,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
         passes=4.0,
         what=f"a row of {spec.hidden} {spec.dtype} gates and as many ups",
         row_counts=row_counts_within(spec.token_alignment) if spec.experts else ROW_COUNTS,
     )
+
+
+def _row_bytes(spec: SwigluSpec) -> RowBytes:
+    pitch = padded(spec.hidden)
+    staged = pitch * 2 * DTYPE_BYTES[spec.dtype] + 4 * spec.weights
+    # Weights of a stage start at a multiple of 32 bytes.
+    fixed = 128 * spec.weights + 4 * COUNTS * VECTOR_LANES * spec.count_clamped + ends_bytes(spec.experts)
+    if spec.cast != "none":
+        quantiser = quantiser_of(spec, spec.hidden, "fp32")
+        return RowBytes(staged + quantiser.row_bytes, 4 * quantiser.pitch, fixed + quantiser.fixed_bytes())
+    if spec.dtype_out != spec.dtype:
+        staged += pitch * DTYPE_BYTES[spec.dtype_out]
+    return RowBytes(staged, 0, fixed)
 
 
 def build(spec: SwigluSpec, target: Target) -> BuiltKernel:

@@ -6,6 +6,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import msgspec
+
 from kaas.kernel_library.cast_output import (
     BLOCK,
     CAST_OUTPUT_SOURCES,
@@ -37,7 +39,7 @@ from kaas.kernel_library.gated_activation import (
     sigmoid_denominator,
 )
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import ROW_COUNTS, VECTOR_LANES, RowPlan, padded, plan_rows
+from kaas.kernel_library.row_plan import ROW_COUNTS, VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -124,37 +126,35 @@ def plan_of(spec: SwigluBackwardSpec, target: Target) -> RowPlan:
 
     With a cast the fp32 gradients lie in UB once, for the vector pipe alone.
     """
-    pitch = padded(spec.hidden)
-    out = DTYPE_BYTES[spec.dtype_out]
-    column_bytes = 2 * DTYPE_BYTES[spec.dtype] + DTYPE_BYTES[spec.dtype_grad]
-    if spec.dtype_out != spec.dtype:
-        column_bytes += 2 * out
-    if spec.recompute and spec.dtype_out != spec.dtype_grad:
-        column_bytes += out
-    row_bytes = pitch * column_bytes + 8 * spec.weights
-    # Weights and their gradients start at a multiple of 32 bytes in each stage.
-    fixed_bytes = 256 * spec.weights + ends_bytes(spec.experts)
-    unstaged = 0
-    if spec.dtype == "e4m3":
-        row_bytes += 4 * _scale_pitch(spec)
-        column_bytes += 1
-    if spec.cast != "none":
-        quantiser = quantiser_of(spec, 2 * spec.hidden, "fp32")
-        row_bytes += quantiser.row_bytes
-        fixed_bytes += quantiser.fixed_bytes()
-        unstaged = 4 * quantiser.pitch
-        column_bytes += 14
+    need = _row_bytes(spec)
     return plan_rows(
         target,
-        row_bytes=row_bytes,
-        fixed_bytes=fixed_bytes,
-        unstaged_row_bytes=unstaged,
-        column_bytes=column_bytes,
+        row_bytes=need.staged,
+        fixed_bytes=need.fixed,
+        unstaged_row_bytes=need.unstaged,
+        least_bytes=lambda hidden: _row_bytes(msgspec.structs.replace(spec, hidden=hidden)).least,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
         passes=6.0,
         what=f"a row of {spec.hidden} {spec.dtype} gates and as many ups, with their gradients",
         row_counts=row_counts_within(spec.token_alignment) if spec.experts else ROW_COUNTS,
     )
+
+
+def _row_bytes(spec: SwigluBackwardSpec) -> RowBytes:
+    column = 2 * DTYPE_BYTES[spec.dtype] + DTYPE_BYTES[spec.dtype_grad]
+    if spec.dtype_out != spec.dtype:
+        column += 2 * DTYPE_BYTES[spec.dtype_out]
+    if spec.recompute and spec.dtype_out != spec.dtype_grad:
+        column += DTYPE_BYTES[spec.dtype_out]
+    staged = padded(spec.hidden) * column + 8 * spec.weights
+    # Weights and their gradients start at a multiple of 32 bytes in each stage.
+    fixed = 256 * spec.weights + ends_bytes(spec.experts)
+    if spec.dtype == "e4m3":
+        staged += 4 * _scale_pitch(spec)
+    if spec.cast == "none":
+        return RowBytes(staged, 0, fixed)
+    quantiser = quantiser_of(spec, 2 * spec.hidden, "fp32")
+    return RowBytes(staged + quantiser.row_bytes, 4 * quantiser.pitch, fixed + quantiser.fixed_bytes())
 
 
 def _scale_pitch(spec: SwigluBackwardSpec) -> int:
@@ -232,7 +232,8 @@ def _program(spec: SwigluBackwardSpec, plan: RowPlan, cores: int) -> Any:
     entry = Entry("swiglu_backward", parameters(spec))
     tokens = entry.extent("tokens" if spec.tokens == DYNAMIC else spec.tokens)
     hidden = spec.hidden
-    quantiser = quantiser_of(spec, 2 * hidden, "fp32") if spec.cast != "none" else None
+    casts = spec.cast != "none"
+    quantiser = quantiser_of(spec, 2 * hidden, "fp32") if casts else None
     quantise: Any = quantiser.rows() if quantiser else None
     store_cast: Any = quantiser.store() if quantiser else None
     gradient_row, zero_row = _gradient_row(spec), _zero_row(spec)
@@ -266,7 +267,7 @@ def _program(spec: SwigluBackwardSpec, plan: RowPlan, cores: int) -> Any:
             if spec.experts:
                 for row in T.serial(T.cast(count - valid, "uint16")):
                     zero_row(state, slot, valid + T.cast(row, "int32"))
-            if quantiser:
+            if casts:
                 T.simd.mem_bar("VST_VLD")
                 quantise(state.values, state.work, slot, count)
 
@@ -282,7 +283,7 @@ def _program(spec: SwigluBackwardSpec, plan: RowPlan, cores: int) -> Any:
         call = state.call
         T.copy(state.dgate[slot, 0:count, 0:hidden], call.dx[first : first + count, 0:hidden])
         T.copy(state.dup[slot, 0:count, 0:hidden], call.dx[first : first + count, hidden : 2 * hidden])
-        if quantiser:
+        if casts:
             store_cast(state.work, slot, first, count, call.dx_cast, call.dx_cast_scales)
         if spec.weights:
             T.copy(state.dweights[slot, 0:count], call.dweights[first : first + count])

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from kaas.kernel_library.references.number_formats import BLOCK
 from kaas.kernel_library.references.quantisation import (
-    BLOCK,
     block_magnitudes,
     e8m0_of,
     pack_along_rows,

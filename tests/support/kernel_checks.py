@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from support.twin_kernels import aligned, calc_diff, in_every_schedule, kernel
+from support.twin_kernels import TwinKernel, aligned, calc_diff, in_every_schedule, kernel
 
 from kaas.kernel_library.registry import family_named
 from kaas.kernel_library.spec import KernelSpec
@@ -63,26 +63,40 @@ def check_kernel(
     dynamic extents that no input has. ``expected`` replaces the family's reference. Returns the last outputs.
     """
     built = kernel(spec, cores)
-    parameters = family_named(spec.family).parameters(spec)
     wanted = reference_of(spec, inputs) if expected is None else expected
-    extents = _bound_extents(parameters, inputs, sizes or {})
-    written = [parameter for parameter in parameters if parameter.role in ("out", "inout")]
-    assert {parameter.name for parameter in written} == wanted.keys()
     outputs: dict[str, torch.Tensor] = {}
+    in_every_schedule(lambda: outputs.update(run_once(built, spec, inputs, wanted, compare, sizes=sizes)))
+    return outputs
 
-    def run() -> None:
-        arguments = [_argument(parameter, inputs, extents) for parameter in parameters]
-        before = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
-        built.launch(*arguments)
-        for parameter, argument, old in zip(parameters, arguments, before, strict=True):
-            if parameter in written:
-                how = compare[parameter.name] if isinstance(compare, Mapping) else compare
-                compare_output(parameter.name, argument, wanted[parameter.name], how)
-                outputs[parameter.name] = argument
-            elif isinstance(argument, torch.Tensor):
-                assert _bytes_of(argument).equal(_bytes_of(old)), f"{parameter.name} was written"
 
-    in_every_schedule(run)
+def run_once(
+    built: TwinKernel,
+    spec: KernelSpec,
+    inputs: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    compare: Comparison | Mapping[str, Comparison] = EXACT,
+    *,
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, torch.Tensor]:
+    """One launch of a kernel made from ``spec`` in the schedule that is set, compared with ``expected``.
+
+    Returns the outputs. Raises DeviceError when the twin finds a fault, AssertionError when one differs.
+    """
+    parameters = family_named(spec.family).parameters(spec)
+    written = [parameter for parameter in parameters if parameter.role in ("out", "inout")]
+    assert {parameter.name for parameter in written} == expected.keys()
+    extents = _bound_extents(parameters, inputs, sizes or {})
+    arguments = [_argument(parameter, inputs, extents) for parameter in parameters]
+    before = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
+    built.launch(*arguments)
+    outputs: dict[str, torch.Tensor] = {}
+    for parameter, argument, old in zip(parameters, arguments, before, strict=True):
+        if parameter in written:
+            how = compare[parameter.name] if isinstance(compare, Mapping) else compare
+            compare_output(parameter.name, argument, expected[parameter.name], how)
+            outputs[parameter.name] = argument
+        elif isinstance(argument, torch.Tensor):
+            assert _bytes_of(argument).equal(_bytes_of(old)), f"{parameter.name} was written"
     return outputs
 
 
