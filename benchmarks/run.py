@@ -22,6 +22,7 @@ BENCHMARKS = {
     "rank_start": "Cold start of a rank",
     "hot_path": "get_kernel when the kernel exists",
     "stampede": "Many ranks, one cold kernel",
+    "model_layers": "A whole layer, cold and warm",
 }
 
 

@@ -36,3 +36,10 @@ def require_tile(value: Any) -> None:
             field="tile",
             legal="a GemmTile or null",
         )
+
+
+def require_multiple(value: int | str, field: str, multiple: int) -> None:
+    """Raise :class:`InvalidSpec` for a constant extent that is no multiple; a dynamic one is the caller's."""
+    if isinstance(value, int) and value % multiple:
+        legal = f"a multiple of {multiple}"
+        raise InvalidSpec(f"{field} is {value}; legal: {legal}", field=field, legal=legal)

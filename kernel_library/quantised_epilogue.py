@@ -25,8 +25,11 @@ from kaas.kernel_library.quantise import QUANTISE_SOURCES, RowQuantiser
 QUANTISED_EPILOGUE_SOURCES = (*QUANTISE_SOURCES, "kaas.kernel_library.quantised_epilogue")
 """For ``Family.sources`` of a family built on this module."""
 
+BLOCK = 32
+"""Consecutive columns that share a scale."""
 PAIR = 64
 """Columns of one pair of scales: a tile has whole pairs."""
+WIDEST_BLOCK = 256
 BLOCK_WORDS = 16
 """Pairs in 32 bytes, which is the least that a register load reads."""
 
@@ -42,6 +45,11 @@ def row_bytes(block_n: int) -> int:
     """UB bytes that a row of a half tile takes beside its accumulators."""
     quantiser = quantiser_of(block_n)
     return quantiser.row_bytes + 4 * quantiser.pitch
+
+
+def widest_row_bytes() -> int:
+    """The same for the widest tile there is."""
+    return row_bytes(WIDEST_BLOCK)
 
 
 def quantised_epilogue(tiles: GemmTiles, columns: Any, *, factor: float, with_alpha: bool) -> VectorEpilogue:

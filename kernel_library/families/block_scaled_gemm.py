@@ -20,7 +20,7 @@ from kaas.kernel_library.cube_pipeline import (
 )
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_tile
+from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_multiple, require_tile
 from kaas.kernel_library.gemm_tiles import (
     GemmProblem,
     GemmTiles,
@@ -29,9 +29,10 @@ from kaas.kernel_library.gemm_tiles import (
     tiles_for_blocks,
 )
 from kaas.kernel_library.quantised_epilogue import (
+    BLOCK,
     QUANTISED_EPILOGUE_SOURCES,
     quantised_epilogue,
-    row_bytes,
+    widest_row_bytes,
 )
 from kaas.kernel_library.scaled_operands import PAIR, SCALED_OPERAND_SOURCES, scaled_operands
 from kaas.kernel_library.spec import (
@@ -49,14 +50,10 @@ from kaas.kernel_library.widened_operand import (
     widened_operand,
 )
 from kaas.proto.dtypes import ELEMENT_TYPES
-from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent, divided
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
-BLOCK = 32
-"""Consecutive K (of D: consecutive N) that share a scale."""
-WIDEST_BLOCK = 256
 PAIRS_OF_DTYPES = (("e4m3", "e4m3"), ("e2m1", "e2m1"), ("e4m3", "e2m1"))
 LEGAL_LAYOUTS = {
     ("e4m3", "e4m3"): ("nt", "nn", "tn", "tt"),
@@ -102,32 +99,18 @@ class BlockScaledGemmSpec(
         require_one_of(self.layout, "layout", LEGAL_LAYOUTS[self.dtype_a, self.dtype_b])
         require_bool(self.accumulate, "accumulate")
         require_bool(self.alpha, "alpha")
-        _require_whole_blocks(self.k, "k")
+        require_multiple(self.k, "k", BLOCK)
         if self.dtype_d == "e4m3":
-            _require_whole_blocks(self.n, "n")
+            require_multiple(self.n, "n", BLOCK)
             require_one_of(self.accumulate, "accumulate", (False,))
         require_tile(self.tile)
         if self.tile is not None:
             for field, multiple in _tile_multiples(self).items():
-                _require_multiple(getattr(self.tile, field), f"tile.{field}", multiple)
+                require_multiple(getattr(self.tile, field), f"tile.{field}", multiple)
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""
         tiles_of(self, target)
-
-
-def _require_whole_blocks(extent: int | str, field: str) -> None:
-    if extent != DYNAMIC:
-        _require_multiple(int(extent), field, BLOCK)
-
-
-def _require_multiple(value: int, field: str, multiple: int) -> None:
-    if value % multiple:
-        raise InvalidSpec(
-            f"{field} is {value}; legal: a multiple of {multiple}",
-            field=field,
-            legal=f"a multiple of {multiple}",
-        )
 
 
 def _tile_multiples(spec: BlockScaledGemmSpec) -> dict[str, int]:
@@ -176,7 +159,7 @@ def problem_of(spec: BlockScaledGemmSpec) -> GemmProblem:
         n_multiple=multiples["block_n"],
         k_multiple=PAIR,
         scaled=True,
-        result_row_bytes=row_bytes(WIDEST_BLOCK) if spec.dtype_d == "e4m3" else 0,
+        result_row_bytes=widest_row_bytes() if spec.dtype_d == "e4m3" else 0,
         staged_bytes=UB_BYTES_PER_VALUE if widens_b(spec) else 0.0,
     )
 

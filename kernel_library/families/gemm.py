@@ -1,4 +1,4 @@
-"""gemm: D[M, N] = (alpha *) A @ B (+ D) on the cube cores, fp32 accumulation."""
+"""gemm: D[M, N] = (alpha *) A @ B (+ D) on the cube cores, fp32 accumulation, plain or quantised result."""
 
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang programs below are a language of their own: their annotations are buffers, not types.
@@ -11,6 +11,7 @@ from kaas.kernel_library.cube_pipeline import (
     CUBE_KERNEL_SOURCES,
     PASS_CONFIGS,
     Rings,
+    VectorEpilogue,
     cube_pipeline,
     operand_copies,
     tile_origin,
@@ -18,14 +19,21 @@ from kaas.kernel_library.cube_pipeline import (
     vector_epilogue,
 )
 from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.family import BuiltKernel, Family
-from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_tile
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
+from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_multiple, require_tile
 from kaas.kernel_library.gemm_tiles import (
     GemmProblem,
     GemmTiles,
     choose_tiles,
     explain_tiles,
     tiles_for_blocks,
+)
+from kaas.kernel_library.quantised_epilogue import (
+    BLOCK,
+    PAIR,
+    QUANTISED_EPILOGUE_SOURCES,
+    quantised_epilogue,
+    widest_row_bytes,
 )
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
@@ -36,8 +44,9 @@ from kaas.kernel_library.spec import (
     require_dim,
     require_one_of,
 )
+from kaas.proto.dtypes import ELEMENT_TYPES
 from kaas.proto.errors import InvalidSpec
-from kaas.proto.extents import Extent
+from kaas.proto.extents import Extent, divided
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
@@ -51,7 +60,8 @@ class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
     Layouts give the stored shapes: ``nt`` A[M,K] B[N,K]; ``nn`` A[M,K] B[K,N]; ``tn`` A[K,M] B[K,N];
     ``tt`` A[K,M] B[N,K]. D is always [M,N], row-major. ``accumulate`` adds the product to the D passed in;
     ``alpha`` adds an fp32 scalar argument that multiplies the product. ``tile`` overrides the tile choice.
-    The result is rounded once, from fp32, to ``dtype_d``.
+    The result is rounded once, from fp32, to ``dtype_d``; e4m3 makes it block-scaled, with scales ``sfd`` for
+    32 consecutive N, and then ``n`` is a multiple of 32.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
@@ -61,7 +71,7 @@ class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
     k: GemmDim
     dtype_a: Dtype = "bf16"
     dtype_b: Dtype = "bf16"
-    dtype_d: Dtype = "bf16"
+    dtype_d: Dtype | Literal["e4m3"] = "bf16"
     layout: Literal["nt", "nn", "tn", "tt"] = "nt"
     accumulate: bool = False
     alpha: bool = False
@@ -70,8 +80,9 @@ class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
     def __post_init__(self) -> None:
         for field in ("m", "n", "k"):
             require_dim(getattr(self, field), field, MAX_EXTENT)
-        for field in ("dtype_a", "dtype_b", "dtype_d"):
+        for field in ("dtype_a", "dtype_b"):
             require_one_of(getattr(self, field), field, DTYPES)
+        require_one_of(self.dtype_d, "dtype_d", (*DTYPES, "e4m3"))
         if self.dtype_b != self.dtype_a:
             raise InvalidSpec(
                 f"dtype_b is {self.dtype_b} but dtype_a is {self.dtype_a}; the cube takes equal input dtypes",
@@ -82,13 +93,15 @@ class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
         require_bool(self.accumulate, "accumulate")
         require_bool(self.alpha, "alpha")
         require_tile(self.tile)
+        if self.dtype_d == "e4m3":
+            require_multiple(self.n, "n", BLOCK)
+            require_one_of(self.accumulate, "accumulate", (False,))
+            if self.tile is not None:
+                require_multiple(self.tile.block_n, "tile.block_n", PAIR)
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""
         tiles_of(self, target)
-
-
-TILELANG_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def problem_of(spec: GemmSpec) -> GemmProblem:
@@ -102,17 +115,21 @@ def problem_of(spec: GemmSpec) -> GemmProblem:
         output_bytes=DTYPE_BYTES[spec.dtype_d],
         vector_epilogue=uses_vector_epilogue(spec),
         reads_output=spec.accumulate,
+        # Two scales of the result, for 32 columns each, are written as one.
+        n_multiple=PAIR if spec.dtype_d == "e4m3" else 16,
+        result_row_bytes=widest_row_bytes() if spec.dtype_d == "e4m3" else 0,
     )
 
 
 def uses_vector_epilogue(spec: GemmSpec) -> bool:
     """Whether the result passes the vector cores.
 
-    They apply ``alpha``, and they add D when D is narrower than the accumulator: an atomic store would
-    round the product before the addition, so that the sum would be rounded twice. An fp32 D needs no rounding
-    and is added to by the store itself; every element has one writer, so that every run gives the same bits.
+    They apply ``alpha``, they quantise, and they add D when D is narrower than the accumulator: an atomic
+    store would round the product before the addition, so that the sum would be rounded twice. An fp32 D needs
+    no rounding and is added to by the store itself; every element has one writer, so that every run gives the
+    same bits.
     """
-    return spec.alpha or (spec.accumulate and spec.dtype_d != "fp32")
+    return spec.alpha or spec.dtype_d == "e4m3" or (spec.accumulate and spec.dtype_d != "fp32")
 
 
 def tiles_of(spec: GemmSpec, target: Target) -> GemmTiles:
@@ -144,16 +161,20 @@ def build(spec: GemmSpec, target: Target) -> BuiltKernel:
 
 
 def parameters(spec: GemmSpec) -> tuple[Parameter, ...]:
-    """What a call takes: a, b, d and, if asked for, alpha."""
+    """What a call takes: a, b, d, its scales sfd if it has any, and alpha if asked for."""
     m: Extent = "m" if spec.m == DYNAMIC else spec.m
     n: Extent = "n" if spec.n == DYNAMIC else spec.n
     k: Extent = "k" if spec.k == DYNAMIC else spec.k
-    tensors = (
+    taken = [
         Parameter(name="a", role="in", dtype=spec.dtype_a, shape=_a_shape(spec.layout, m, k)),
         Parameter(name="b", role="in", dtype=spec.dtype_b, shape=_b_shape(spec.layout, n, k)),
         Parameter(name="d", role="inout" if spec.accumulate else "out", dtype=spec.dtype_d, shape=(m, n)),
-    )
-    return (*tensors, Parameter(name="alpha", role="scalar", dtype="fp32")) if spec.alpha else tensors
+    ]
+    if spec.dtype_d == "e4m3":
+        taken.append(Parameter(name="sfd", role="out", dtype="e8m0x2", shape=(divided(n, PAIR), m)))
+    if spec.alpha:
+        taken.append(Parameter(name="alpha", role="scalar", dtype="fp32"))
+    return tuple(taken)
 
 
 def _a_shape(layout: str, m: Any, k: Any) -> tuple[Any, Any]:
@@ -164,11 +185,18 @@ def _b_shape(layout: str, n: Any, k: Any) -> tuple[Any, Any]:
     return (n, k) if layout[1] == "t" else (k, n)
 
 
+def _epilogue(spec: GemmSpec, tiles: GemmTiles, columns: Any) -> VectorEpilogue:
+    if spec.dtype_d == "e4m3":
+        return quantised_epilogue(tiles, columns, factor=1.0, with_alpha=spec.alpha)
+    dtype_d = ELEMENT_TYPES[spec.dtype_d].tilelang
+    return vector_epilogue(tiles, dtype_d, with_alpha=spec.alpha, accumulate=spec.accumulate)
+
+
 def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
     """The TileLang function of ``spec``: the parts of the cube pipeline, joined in ``block``."""
     import tilelang.ascend.language as T
 
-    dtype, dtype_d = TILELANG_DTYPE[spec.dtype_a], TILELANG_DTYPE[spec.dtype_d]
+    dtype, dtype_d = (ELEMENT_TYPES[name].tilelang for name in (spec.dtype_a, spec.dtype_d))
     entry = Entry("gemm", parameters(spec))
     m, n, k = (
         entry.extent(name if extent == DYNAMIC else extent)
@@ -217,7 +245,7 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
         feed=feed,
         multiply=multiply,
     )
-    epilogue = vector_epilogue(tiles, dtype_d, with_alpha=spec.alpha, accumulate=spec.accumulate)
+    epilogue = _epilogue(spec, tiles, n)
 
     @T.macro
     def cube_side(call: Any, core: Any, accumulator_ub: Any) -> None:
@@ -248,7 +276,8 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
             tile_row, tile_col = walk.place_of(turn * cores + core)
             row = row_of(tile_row, m_tiles, bm) + vector_core * (bm // 2)
             col = col_of(tile_col, n_tiles, bn)
-            epilogue.finish(state, turn, call.d, row, col, call.alpha)
+            d = (call.d, call.sfd) if spec.dtype_d == "e4m3" else call.d
+            epilogue.finish(state, turn, d, row, col, call.alpha)
         epilogue.close()
 
     @T.macro
@@ -266,12 +295,45 @@ def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
     return entry.prim_func(block)
 
 
+PAGE = KernelPage(
+    computes=(
+        "D[m,n] = (alpha *) sum over k of A[m,k] * B[k,n] (+ D[m,n]). Sums are fp32; the result is rounded "
+        "once, to nearest even and without saturation.\n\n"
+        "With `dtype_d` e4m3 the fp32 result is quantised: 32 consecutive N of a row share the scale "
+        "`2^ceil(log2(max(amax, 1e-4) / 448))`, and values are rounded to nearest even."
+    ),
+    arguments={
+        "a": "[M, K] (layouts n.) or [K, M] (t.), row-major",
+        "b": "[N, K] (.t) or [K, N] (.n), row-major",
+        "d": "the result [M, N], row-major; with `accumulate` also what the product is added to",
+        "sfd": "scale pairs of an e4m3 result: [ceil(N/64), M], the first 32 N in the low byte",
+        "alpha": "multiplies the product",
+    },
+    tolerance=(
+        "small integers to the last bit, the quantised form included; random values within calc_diff 1e-5 of "
+        "the product in float64 (1e-3 with `dtype_d` e4m3, whose values have 3 bits)"
+    ),
+    facts=(
+        "https://github.com/deepseek-ai/DeepGEMM (bf16_gemm, epilogues)",
+        "asc-devkit, docs/zh/api: asc_mmad, asc_copy_l0c2gm, asc_copy_gm2l1_nd2nz",
+    ),
+    serves=(*(f"deep_gemm.bf16_gemm_{layout}" for layout in ("nt", "nn", "tn", "tt")), "deep_gemm.epilogue"),
+    examples=(
+        GemmSpec(n=7168, k=2048),
+        GemmSpec(m=4096, n=4096, k=4096, dtype_d="fp32", accumulate=True, layout="tn"),
+        GemmSpec(n=4096, k=7168, dtype_a="fp16", dtype_b="fp16", dtype_d="fp16", alpha=True, accumulate=True),
+        GemmSpec(n=4096, k=512, dtype_a="fp32", dtype_b="fp32", dtype_d="fp32", layout="nn"),
+        GemmSpec(n=2048, k=7168, dtype_d="e4m3"),
+    ),
+)
+
 FAMILY = Family(
     name="gemm",
-    summary="dense matrix product, bf16 / fp16 / fp32, any layout, fp32 accumulation",
+    summary="matrix product of bf16, fp16 or fp32, any layout, fp32 accumulation, plain or quantised result",
     spec_type=GemmSpec,
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=CUBE_KERNEL_SOURCES,
+    sources=(*CUBE_KERNEL_SOURCES, *QUANTISED_EPILOGUE_SOURCES),
+    page=PAGE,
 )

@@ -377,7 +377,7 @@ the row zero. Other rows are not touched. A block with a NaN dequantises to NaN.
         "TileKernels 2.0.0, tile_kernels/quant/norm_forward_kernel.py and tile_kernels/torch/norm.py: "
         "rounding of the sum, y rounded before the cast, out_scale, rstd",
     ),
-    serves=("tile_kernels.quant.norm_forward", "tile_kernels.quant.norm_forward_and_the cast family"),
+    serves=("tile_kernels.quant.norm_forward", "tile_kernels.quant.norm_forward_and_per_token_cast"),
     examples=(
         RmsNormSpec(hidden=7168),
         RmsNormSpec(hidden=7168, residual=True, rstd=True, cast="e4m3", round_sf=True, bf16_output=True),

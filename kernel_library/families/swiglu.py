@@ -427,7 +427,7 @@ Overflow gives infinity. A block with a NaN or an infinity dequantises to NaN.
         "order of clamp, weight and cast, counters, expert layout",
         "TileKernels 2.0.0, tile_kernels/quant/swiglu_forward_asc.py: scale blocks of 32 only on Ascend",
     ),
-    serves=("tile_kernels.quant.swiglu_forward", "tile_kernels.quant.swiglu_forward_and_the cast family"),
+    serves=("tile_kernels.quant.swiglu_forward", "tile_kernels.quant.swiglu_forward_and_per_token_cast"),
     examples=(
         SwigluSpec(hidden=2048, weights=True, experts=32, clamp=10.0),
         SwigluSpec(

@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kaas.kernel_library.references.number_formats import BLOCK, dequantise, unpack_pairs
-from kaas.kernel_library.references.quantisation import (
-    block_magnitudes,
-    e8m0_of,
-    pack_along_rows,
-    scales_of,
-    spread,
-    store_values,
-)
+from kaas.kernel_library.references.quantisation import quantised_result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,10 +25,7 @@ def reference(spec: BlockScaledGemmSpec, inputs: Mapping[str, Any]) -> dict[str,
         product = product + inputs["d"].double()
     if spec.dtype_d != "e4m3":
         return {"d": product}
-    wide = product.float()
-    scales, inverse = scales_of(block_magnitudes(wide, (1, BLOCK)), "e4m3", True)
-    values = store_values(wide * spread(inverse, (1, BLOCK), wide.shape), "e4m3")
-    return {"d": values, "sfd": pack_along_rows(e8m0_of(scales)).T.contiguous()}
+    return quantised_result(product)
 
 
 def operand(stored: Tensor, pairs: Tensor, dtype: str, *, k_major: bool) -> Tensor:

@@ -92,3 +92,11 @@ def dequantise_rows(values: Tensor, fmt: str, scales: Tensor) -> Tensor:
     """fp32 [rows, columns] of stored values with fp32 scales [rows, columns/32]."""
     wide = decode_values(values, fmt).float()
     return wide * spread(scales, (1, BLOCK), wide.shape)
+
+
+def quantised_result(product: Tensor) -> dict[str, Tensor]:
+    """``d`` as e4m3 and its scale pairs ``sfd`` [ceil(N/64), M] of a product [M, N], taken as fp32."""
+    wide = product.float()
+    scales, inverse = scales_of(block_magnitudes(wide, (1, BLOCK)), "e4m3", True)
+    values = store_values(wide * spread(inverse, (1, BLOCK), wide.shape), "e4m3")
+    return {"d": values, "sfd": pack_along_rows(e8m0_of(scales)).T.contiguous()}

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.kernel_checks import EXACT, CalcDiff, check_kernel
 from support.twin_kernels import TORCH_DTYPES, aligned, calc_diff, in_every_schedule, kernel
 
 from kaas.kernel_library.families.gemm import GemmSpec
 from kaas.kernel_library.gemm_fields import GemmTile
+from kaas.kernel_library.references.number_formats import dequantise, unpack_pairs
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
 DTYPES = ("bf16", "fp16", "fp32")
@@ -186,3 +188,30 @@ def test_infinities_and_nans_pass_through_both_epilogues() -> None:
         assert torch.isinf(d[0]).all()
         assert torch.isnan(d[1]).all()
         assert torch.isinf(d[2]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("extents", "layout", "alpha"), [(RAGGED | {"n": 224}, "nt", False), (DYNAMIC, "tn", True)], ids=str
+)
+def test_a_quantised_result_has_a_scale_for_32_columns(
+    dtype: str, extents: dict[str, Any], layout: str, alpha: bool
+) -> None:
+    tile = GemmTile(block_m=16, block_n=64, block_k=32)
+    spec = GemmSpec(
+        **extents, dtype_a=dtype, dtype_b=dtype, dtype_d="e4m3", layout=layout, alpha=alpha, tile=tile
+    )
+    generator = torch.Generator().manual_seed(5)
+    m, n, k = extents_of(spec, {"m": 91, "n": 224, "k": 104})
+    for draw, compare in ((_integers, EXACT), (torch.randn, CalcDiff(1.0))):
+        a = draw((k, m) if layout[0] == "t" else (m, k), generator=generator).to(TORCH_DTYPES[dtype])
+        b = draw((n, k) if layout[1] == "t" else (k, n), generator=generator).to(TORCH_DTYPES[dtype])
+        inputs: dict[str, Any] = {"a": a, "b": b} | ({"alpha": ALPHA} if alpha else {})
+        actual = check_kernel(spec, 28, inputs, compare)
+        values = dequantise(actual["d"], unpack_pairs(actual["sfd"], n // 32), "e4m3")
+        wide = (a.T if layout[0] == "t" else a).double() @ (b.T if layout[1] == "t" else b).double()
+        assert calc_diff(values, wide * (ALPHA if alpha else 1.0)) < 1e-3
+
+
+def _integers(size: tuple[int, int], *, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(-2, 3, size, generator=generator).float()

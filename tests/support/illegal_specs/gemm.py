@@ -18,6 +18,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (GEMM | {"tile": TILE | {"block_m": 24}}, "tile.block_m"),
     (GEMM | {"cores": 32}, "cores"),
     ({"family": "gemm", "n": 64}, "k"),
+    (GEMM | {"n": 80, "dtype_d": "e4m3"}, "n"),
+    (GEMM | {"accumulate": True, "dtype_d": "e4m3"}, "accumulate"),
+    (GEMM | {"tile": TILE | {"block_n": 96}, "dtype_d": "e4m3"}, "tile.block_n"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     (GEMM | {"tile": {"block_m": 256, "block_n": 256, "block_k": 1024}}, "tile", "L1"),
