@@ -222,8 +222,8 @@ FAMILY = Family(
             "    row_scale[r] *= inverse\n"
             "    col_sumsq_partial[p, c] += (v[c] * inverse)^2\n\n"
             "with the partial sums 0 at first and p = r / ceil(rows / `partials`), rounded down; a partial "
-            "sum without rows is 0. Rows are added in ascending order, so that sums have the same bits on any "
-            "number of cores. All in fp32, squares included: they overflow from 2^64 on."
+            "sum without rows is 0. Rows are added in ascending order, so that sums have the same bits on "
+            "any number of cores. All in fp32, squares included: they overflow from 2^64 on."
         ),
         arguments={
             "matrix": "row-major fp32, the same in every iteration",
