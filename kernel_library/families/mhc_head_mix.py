@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from kaas.kernel_library.family import BuiltKernel, Family
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.mhc_fields import Epsilon, Streams, require_streams
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.row_plan import RowPlan
@@ -107,4 +107,20 @@ FAMILY = Family(
     build=build,
     module=__name__,
     sources=(*TOKEN_LANE_SOURCES, "kaas.kernel_library.mhc_fields"),
+    page=KernelPage(
+        computes=(
+            "mix[t, m] = sigmoid(logits[t, m] * scale + base[m]) + eps, in fp32, "
+            "rounded after every operation."
+        ),
+        arguments={
+            "logits": "row-major: one logit per stream",
+            "scale": "one factor for all logits",
+            "base": "one offset per stream",
+            "mix": "row-major",
+        },
+        tolerance="2^-20 of the value",
+        facts=("https://github.com/deepseek-ai/TileKernels (mhc)",),
+        serves=("tile_kernels.mhc.mhc_head_compute_mix_fwd",),
+        examples=(MhcHeadMixSpec(),),
+    ),
 )

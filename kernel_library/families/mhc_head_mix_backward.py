@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from kaas.kernel_library.family import BuiltKernel, Family
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.mhc_fields import Streams, require_streams
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.row_plan import RowPlan
@@ -133,4 +133,27 @@ FAMILY = Family(
     build=build,
     module=__name__,
     sources=(*TOKEN_LANE_SOURCES, "kaas.kernel_library.mhc_fields"),
+    page=KernelPage(
+        computes=(
+            "With s = sigmoid(logits * scale + base) and g = mix_grad * s * (1 - s):\n\n"
+            "    logits_grad[t, m] = g[t, m] * scale\n"
+            "    base_grad[b, m]   = sum over the tokens t of block b of g[t, m]\n"
+            "    scale_grad[b]     = sum over the tokens t of block b, and over m, of "
+            "g[t, m] * logits[t, m]\n\n"
+            "A block is 64 tokens. The caller adds up the blocks, in whatever order suits it."
+        ),
+        arguments={
+            "mix_grad": "gradient of mix, row-major",
+            "logits": "as the forward kernel took them",
+            "scale": "one factor for all logits",
+            "base": "one offset per stream",
+            "logits_grad": "row-major",
+            "scale_grad": "one partial sum per block of 64 tokens",
+            "base_grad": "one row of partial sums per block of 64 tokens",
+        },
+        tolerance="2^-18 of the value, and 2^-22 (logits_grad), 2^-18 (base_grad) or 2^-16 (scale_grad)",
+        facts=("https://github.com/deepseek-ai/TileKernels (mhc)",),
+        serves=("tile_kernels.mhc.mhc_head_compute_mix_bwd",),
+        examples=(MhcHeadMixBackwardSpec(),),
+    ),
 )

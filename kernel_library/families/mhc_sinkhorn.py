@@ -5,7 +5,7 @@
 
 from typing import Annotated, Any
 
-from kaas.kernel_library.family import BuiltKernel, Family
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.mhc_fields import Epsilon, Streams, require_streams
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.row_plan import RowPlan
@@ -112,4 +112,17 @@ FAMILY = Family(
     build=build,
     module=__name__,
     sources=(*TOKEN_LANE_SOURCES, *SINKHORN_SOURCES, "kaas.kernel_library.mhc_fields"),
+    page=KernelPage(
+        computes=(
+            "For each token's matrix: y = the softmax of each row of x, plus eps; each column divided by its "
+            "sum plus eps; then `repeat - 1` times each row, and each column, divided by its sum plus eps. In "
+            "fp32; a sum adds its cells in ascending order, and the softmax subtracts the largest of the row "
+            "first."
+        ),
+        arguments={"x": "row-major: one matrix per token", "y": "like x"},
+        tolerance="2^-18 of each cell",
+        facts=("https://github.com/deepseek-ai/TileKernels (mhc)",),
+        serves=("tile_kernels.mhc.mhc_sinkhorn_fwd",),
+        examples=(MhcSinkhornSpec(),),
+    ),
 )

@@ -5,7 +5,7 @@
 
 from typing import Annotated, Any
 
-from kaas.kernel_library.family import BuiltKernel, Family
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.mhc_fields import Epsilon, Streams, require_streams
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan
@@ -194,4 +194,20 @@ FAMILY = Family(
     build=build,
     module=__name__,
     sources=(*TOKEN_LANE_SOURCES, *SINKHORN_SOURCES, "kaas.kernel_library.mhc_fields"),
+    page=KernelPage(
+        computes=(
+            "The gradient of mhc_sinkhorn with the same `repeat` and `eps`. All its steps are computed again "
+            "from x and kept in UB, then undone in turn: where a line v became y = v / (sum of v + eps), its "
+            "gradient g becomes (g - sum of g * y) / (sum of v + eps)."
+        ),
+        arguments={
+            "y_grad": "gradient of y, one matrix per token",
+            "x": "as the forward kernel took it",
+            "x_grad": "like x",
+        },
+        tolerance="1e-5 for gradients of about 1",
+        facts=("https://github.com/deepseek-ai/TileKernels (mhc)",),
+        serves=("tile_kernels.mhc.mhc_sinkhorn_bwd",),
+        examples=(MhcSinkhornBackwardSpec(),),
+    ),
 )

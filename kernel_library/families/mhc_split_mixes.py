@@ -5,7 +5,7 @@
 
 from typing import Annotated, Any
 
-from kaas.kernel_library.family import BuiltKernel, Family
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.mhc_fields import Epsilon, Streams, require_streams
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.row_plan import RowPlan
@@ -127,4 +127,25 @@ FAMILY = Family(
     build=build,
     module=__name__,
     sources=(*TOKEN_LANE_SOURCES, "kaas.kernel_library.mhc_fields"),
+    page=KernelPage(
+        computes=(
+            "The values of a token's row of mixes are M for pre, M for post and M * M for comb:\n\n"
+            "    pre_mix[t, m]     = sigmoid(pre[t, m] * scale[0] + base) + pre_eps\n"
+            "    post_mix[t, m]    = sigmoid(post[t, m] * scale[1] + base) * post_mult\n"
+            "    comb_mix[t, m, n] = comb[t, m, n] * scale[2] + base\n\n"
+            "in fp32, rounded after every operation; base has one value for each of the row's."
+        ),
+        arguments={
+            "mixes": "row-major: pre, post and comb of a token one behind the other",
+            "scale": "factors of pre, post and comb",
+            "base": "one offset for each value of a row of mixes",
+            "pre_mix": "row-major",
+            "post_mix": "row-major",
+            "comb_mix": "row-major",
+        },
+        tolerance="2^-20 of the value and 2^-20; comb_mix of integers bit by bit",
+        facts=("https://github.com/deepseek-ai/TileKernels (mhc)",),
+        serves=("tile_kernels.mhc.mhc_pre_split_mixes_fwd",),
+        examples=(MhcSplitMixesSpec(),),
+    ),
 )

@@ -5,7 +5,7 @@
 
 from typing import Annotated, Any
 
-from kaas.kernel_library.family import BuiltKernel, Family
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.mhc_fields import Streams, require_streams
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.row_plan import RowPlan
@@ -156,4 +156,34 @@ FAMILY = Family(
     build=build,
     module=__name__,
     sources=(*TOKEN_LANE_SOURCES, "kaas.kernel_library.mhc_fields"),
+    page=KernelPage(
+        computes=(
+            "g is comb_mix_grad as it is; for pre and post it is the gradient times s * (1 - s), with s the "
+            "sigmoid of the forward kernel, and for post times `post_mult` too. Then, part by part (0 pre, "
+            "1 post, 2 comb):\n\n"
+            "    mixes_grad[t, i]    = g[t, i] * scale[part]\n"
+            "    base_grad[b, i]     = sum over the tokens t of block b of g[t, i]\n"
+            "    scale_grad[b, part] = sum over the tokens t of block b, and over i in part, of "
+            "g[t, i] * mixes[t, i]\n\n"
+            "A block is 64 tokens. The caller adds up the blocks, in whatever order suits it."
+        ),
+        arguments={
+            "pre_mix_grad": "gradient of pre_mix, row-major",
+            "post_mix_grad": "gradient of post_mix, row-major",
+            "comb_mix_grad": "gradient of comb_mix, row-major",
+            "mixes": "as the forward kernel took them",
+            "scale": "factors of pre, post and comb",
+            "base": "one offset for each value of a row of mixes",
+            "mixes_grad": "like mixes",
+            "scale_grad": "one row of partial sums per block of 64 tokens",
+            "base_grad": "one row of partial sums per block of 64 tokens",
+        },
+        tolerance=(
+            "2^-18 of the value, and 2^-20 (mixes_grad), 2^-16 (base_grad) or 2^-14 (scale_grad); integers "
+            "through the comb part bit by bit"
+        ),
+        facts=("https://github.com/deepseek-ai/TileKernels (mhc)",),
+        serves=("tile_kernels.mhc.mhc_pre_split_mixes_bwd",),
+        examples=(MhcSplitMixesBackwardSpec(),),
+    ),
 )
