@@ -1,124 +1,144 @@
-"""The adversarial schedules see a flag that is taken out: every pair of our kernels is needed and tested."""
+"""Kernels with synchronisation taken out: nearly every deletion that matters is noticed on the twin.
+
+Each kernel is compiled once, with a switch before every synchronisation statement. A deletion is noticed when
+the twin reports a flag that is missing or left over, an access that nothing orders, or a wrong number.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable
+from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
-import torch
-from support.twin_kernels import TwinKernel, aligned, altered_kernel
-from support.twin_toolkit import schedule
+from support.synchronisation_cases import CASES, Case
+from support.synchronisation_mutants import Mutant, mutants, removed, statements, switchable
+from support.twin_kernels import TwinKernel, altered_kernel, lowered
+from support.twin_toolkit import happens_before, schedule
 
-from kaas.kernel_library.families.gemm import GemmSpec
-from kaas.kernel_library.families.rmsnorm import RmsNormSpec
-from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.proto.errors import DeviceError
 
-SEEDS = range(24)
-TILE = GemmTile(block_m=16, block_n=32, block_k=32)
-CUBE = GemmSpec(m=112, n=128, k=224, tile=TILE)
-MIXED = GemmSpec(m=112, n=128, k=224, accumulate=True, alpha=True, tile=TILE)
-ROWS = RmsNormSpec(hidden=256, residual=True)
+CORES = 4
+FEW_SEEDS, MANY_SEEDS = range(8), range(24)
+LEAST_SHARE = 0.95
+SYNCHRONISATION = re.compile(r"asc_sync|asc_lock|asc_unlock|mem_bar")
+"""Every mention of one in a source, so that no statement is left out for the way it is written."""
+
+_LAST = "its function touches those bytes no more, and the next one starts when that one has ended"
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "aux_fi": {"simd_inst::mem_bar(VST_VLD); #1": _LAST, "simd_inst::mem_bar(VST_VLD); #2": _LAST},
+    "moe_gate": {"simd_inst::mem_bar(VLD_VST); #1": _LAST},
+    "rmsnorm_backward": {
+        "PIPE_V>PIPE_MTE3 static_cast<event_t>(4)": (
+            "every part has row groups, and MTE3 has waited for V to end the last one, which wrote the sums"
+        )
+    },
+}
+"""Deletions that change nothing, by kernel and name, with the reason. One that is noticed fails its test."""
 
 
-def without(pattern: str) -> Callable[[str], str]:
-    """Take every statement out that matches; fails if there is none."""
+@dataclass
+class Score:
+    """What became of the mutants of one kernel."""
 
-    def alter(source: str) -> str:
-        altered, count = re.subn(rf"(?m)^\s*{pattern}.*;\n", "", source)
-        assert count > 0
-        return altered
+    noticed: Counter[str] = field(default_factory=Counter)
+    equivalent: set[str] = field(default_factory=set)
+    missed: list[str] = field(default_factory=list)
+    refuted: list[str] = field(default_factory=list)  # listed as equivalent, but noticed
+    unknown: set[str] = field(default_factory=set)  # listed, but not among the mutants
 
-    return alter
-
-
-def without_flags(source_pipe: str, target_pipe: str) -> Callable[[str], str]:
-    """Take both halves of a flag out: with one half alone the twin reports a deadlock or a leftover."""
-    return without(rf"asc_sync_(?:notify|wait)\({source_pipe}, {target_pipe},")
-
-
-def gemm_is_right(built: TwinKernel, spec: GemmSpec) -> bool:
-    generator = torch.Generator().manual_seed(3)
-
-    def values(*size: int) -> torch.Tensor:
-        return aligned(torch.randint(-2, 3, size, generator=generator).to(torch.bfloat16))
-
-    a, b, d = values(112, 224), values(128, 224), values(112, 128)
-    expected = a.double() @ b.double().T
-    if spec.accumulate:
-        expected = expected * 2.0 + d.double()
-    built.launch(a, b, d, *((2.0,) if spec.alpha else ()))
-    return torch.equal(d, expected.to(torch.bfloat16))
+    @property
+    def mattering(self) -> int:
+        return self.noticed.total() + len(self.missed)
 
 
-def rows_are_right(built: TwinKernel) -> bool:
-    generator = torch.Generator().manual_seed(3)
-    rows = 8 * built.lowered.choices["rows"] * (built.lowered.choices["stages"] + 2)
-    x, old = (aligned(torch.randn((rows, 256), generator=generator).to(torch.bfloat16)) for _ in range(2))
-    total = (x.float() + old.float()).to(torch.bfloat16)
-    wide = total.double()
-    expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + ROWS.eps)
-    y = aligned(torch.zeros_like(x))
-    built.launch(x, old, aligned(torch.ones(256, dtype=torch.bfloat16)), y)
-    close = ((y.double() - expected).abs() <= expected.abs() * 2.0**-8).all()
-    return bool(close) and torch.equal(old, total)
+@functools.cache
+def switchable_kernel(name: str) -> TwinKernel:
+    return altered_kernel(CASES[name].spec, CORES, switchable)
 
 
-def is_noticed(is_right: Callable[[], bool]) -> bool:
-    """Whether some seed gives a wrong number or a fault."""
-    for seed in SEEDS:
+def mutants_of(name: str) -> list[Mutant]:
+    return mutants(lowered(CASES[name].spec, CORES).source)
+
+
+def finding(case: Case, built: TwinKernel, mutant: Mutant | None) -> str | None:
+    """What a launch says in the schedule that is set: the kind of a finding, or None."""
+    with removed(mutant):
+        try:
+            case.run(built)
+        except AssertionError:
+            return "wrong number"
+        except DeviceError as error:
+            return "race" if "race (" in str(error) else "flag accounting"
+    return None
+
+
+def finding_of_seeds(case: Case, built: TwinKernel, mutant: Mutant | None, seeds: range) -> str | None:
+    for seed in seeds:
         with schedule("adversarial", seed):
-            try:
-                if not is_right():
-                    return True
-            except DeviceError:
-                return True
-    return False
+            if finding(case, built, mutant):
+                return "adversarial schedule"
+    return None
 
 
-CUBE_FLAGS = [
-    ("PIPE_MTE2", "PIPE_MTE1"),
-    ("PIPE_MTE1", "PIPE_MTE2"),
-    ("PIPE_MTE1", "PIPE_M"),
-    ("PIPE_M", "PIPE_MTE1"),
-    ("PIPE_M", "PIPE_FIX"),
-    ("PIPE_FIX", "PIPE_M"),
-]
-VECTOR_FLAGS = [
-    ("PIPE_MTE2", "PIPE_V"),
-    ("PIPE_V", "PIPE_MTE2"),
-    ("PIPE_V", "PIPE_MTE3"),
-    ("PIPE_MTE3", "PIPE_V"),
-]
-ROW_FLAGS = [("PIPE_MTE2", "PIPE_V"), ("PIPE_V", "PIPE_MTE3"), ("PIPE_MTE3", "PIPE_MTE2")]
+def finding_of_all(case: Case, built: TwinKernel, mutant: Mutant | None) -> str | None:
+    with happens_before():
+        found = finding(case, built, mutant)
+    return found or finding_of_seeds(case, built, mutant, FEW_SEEDS)
 
 
-@pytest.mark.parametrize("flags", CUBE_FLAGS, ids=">".join)
-def test_a_gemm_without_a_flag_is_noticed(flags: tuple[str, str]) -> None:
-    built = altered_kernel(CUBE, 4, without_flags(*flags))
-    assert is_noticed(lambda: gemm_is_right(built, CUBE))
+@functools.cache
+def score(name: str) -> Score:
+    result, case, built = Score(), CASES[name], switchable_kernel(name)
+    listed = EQUIVALENT.get(name, {})
+    made = mutants_of(name)
+    for mutant in made:
+        found = finding_of_all(case, built, mutant)
+        if mutant.name in listed:
+            result.equivalent.add(mutant.name)
+            if found:
+                result.refuted.append(f"{mutant.name}: {found}")
+        elif found:
+            result.noticed[found] += 1
+        else:
+            result.missed.append(mutant.name)
+    result.unknown = listed.keys() - {mutant.name for mutant in made}
+    return result
 
 
-@pytest.mark.parametrize("flags", VECTOR_FLAGS, ids=">".join)
-def test_a_vector_epilogue_without_a_flag_is_noticed(flags: tuple[str, str]) -> None:
-    built = altered_kernel(MIXED, 4, without_flags(*flags))
-    assert is_noticed(lambda: gemm_is_right(built, MIXED))
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_in_one_piece_passes_and_its_equivalent_deletions_are_up_to_date(name: str) -> None:
+    source = lowered(CASES[name].spec, CORES).source
+    assert 0 < len(statements(source)) == len(SYNCHRONISATION.findall(source))
+    assert finding_of_all(CASES[name], switchable_kernel(name), None) is None
+    result = score(name)
+    assert not result.refuted
+    assert not result.unknown
+    assert result.noticed.total() > len(result.missed) + len(result.equivalent)
 
 
-def test_a_vector_epilogue_without_its_core_flags_is_noticed() -> None:
-    built = altered_kernel(MIXED, 4, without(r"asc_sync_intra_(?:arrive|wait)\("))
-    assert is_noticed(lambda: gemm_is_right(built, MIXED))
+@pytest.mark.parametrize("name", ["gemm", "gemm vector epilogue", "rmsnorm"])
+def test_adversarial_schedules_alone_notice_every_missing_pair_of_flags(name: str) -> None:
+    case, built = CASES[name], switchable_kernel(name)
+    pairs = [mutant for mutant in mutants_of(name) if len(mutant.removed) > 1]
+    assert pairs
+    assert [one.name for one in pairs if not finding_of_seeds(case, built, one, MANY_SEEDS)] == []
 
 
-@pytest.mark.parametrize("flags", ROW_FLAGS, ids=">".join)
-def test_an_rmsnorm_without_a_flag_is_noticed(flags: tuple[str, str]) -> None:
-    built = altered_kernel(ROWS, 4, without_flags(*flags))
-    assert is_noticed(lambda: rows_are_right(built))
-
-
-def test_the_unaltered_kernels_pass_the_same_checks() -> None:
-    cube, mixed, rows = (altered_kernel(spec, 4, str) for spec in (CUBE, MIXED, ROWS))
-    assert not is_noticed(lambda: gemm_is_right(cube, CUBE))
-    assert not is_noticed(lambda: gemm_is_right(mixed, MIXED))
-    assert not is_noticed(lambda: rows_are_right(rows))
+def test_nearly_every_deletion_that_matters_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {name: score(name) for name in CASES}
+    total: Counter[str] = sum((one.noticed for one in scores.values()), Counter())
+    mattering = sum(one.mattering for one in scores.values())
+    kinds = [kind for kind, _ in total.most_common()]
+    with capsys.disabled():
+        print("\n\nDeleted synchronisation: of those that matter, how many are noticed, and by what")
+        for name, one in scores.items():
+            counts = ", ".join(f"{one.noticed[kind]} {kind}" for kind in kinds if one.noticed[kind])
+            equivalent = f"; {len(one.equivalent)} change nothing" if one.equivalent else ""
+            print(f"  {name:22} {one.noticed.total():3} of {one.mattering:3}: {counts}{equivalent}")
+            for missed in one.missed:
+                print(f"    missed: {missed}")
+        counts = ", ".join(f"{count} {kind}" for kind, count in total.most_common())
+        print(f"  {'all':22} {total.total():3} of {mattering:3} ({total.total() / mattering:.1%}): {counts}")
+    assert total.total() >= LEAST_SHARE * mattering
