@@ -176,5 +176,8 @@ NOT_SERVED: dict[str, str] = {
         ),
         _LOCALITY,
     ),
+    "tile_kernels.transform.randn": (
+        "no source of it is public, and its stream of random numbers cannot be told from its name"
+    ),
 }
 """Reasons by function; a function that some family serves may have a remark here too."""

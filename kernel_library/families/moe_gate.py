@@ -252,7 +252,8 @@ FAMILY = Family(
             "of 2^-126, below which they may be 0"
         ),
         facts=(
-            "TileKernels: moe_topk_gate_forward and, for groups and scoring functions, top2_sum_gate",
+            "TileKernels: moe_topk_gate_forward and, for groups and scoring functions, top2_sum_gate, whose "
+            "numbering of experts by rank is left to mask_indices_by_tp",
             "TileKernels' random routing of marked tokens is not part of this kernel",
         ),
         serves=(
