@@ -9,10 +9,16 @@ from kaas.kernel_library.spec import require_int, within
 MAX_STREAMS = 4
 """What keeps every mixing matrix in registers; the released models have four streams."""
 MAX_HIDDEN = 32768
+MAX_WIDTH = MAX_STREAMS * MAX_HIDDEN
+MAX_MIXES = 64
 
 Streams = Annotated[int, within(2, MAX_STREAMS)]
 """How many residual streams a token has."""
 Hidden = Annotated[int, within(64, MAX_HIDDEN, multiple_of=64)]
+Width = Annotated[int, within(64, MAX_WIDTH, multiple_of=64)]
+"""All streams of a token side by side."""
+Mixes = Annotated[int, within(1, MAX_MIXES)]
+"""How many mixing logits a token has; M * (M + 2) with M streams."""
 Epsilon = Annotated[float, within(0.0, 1.0)]
 
 
@@ -24,3 +30,13 @@ def require_streams(value: int) -> None:
 def require_hidden(value: int) -> None:
     """Raise :class:`InvalidSpec` unless ``value`` is a legal width of one stream."""
     require_int(value, "hidden", 64, MAX_HIDDEN, multiple_of=64)
+
+
+def require_width(value: int) -> None:
+    """Raise :class:`InvalidSpec` unless ``value`` is a legal width of all streams together."""
+    require_int(value, "hidden", 64, MAX_WIDTH, multiple_of=64)
+
+
+def require_mixes(value: int) -> None:
+    """Raise :class:`InvalidSpec` unless ``value`` is a legal number of mixing logits."""
+    require_int(value, "columns", 1, MAX_MIXES)

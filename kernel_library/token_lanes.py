@@ -27,12 +27,16 @@ TOKEN_LANE_SOURCES = (*ROW_KERNEL_SOURCES, "kaas.kernel_library.token_lanes")
 
 @dataclass(frozen=True, kw_only=True)
 class LaneTensor:
-    """A tensor of ``values`` fp32 values per token, or per block of 64 tokens."""
+    """A tensor of ``values`` fp32 values per token, or per block of 64 tokens.
+
+    With ``copies`` it has so many planes of all tokens, one behind the other.
+    """
 
     name: str
     values: int
     written: bool = False
     per_block: bool = False
+    copies: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +65,7 @@ def plan_token_blocks(
     count = NOMINAL_ROWS if tokens == DYNAMIC else int(tokens)
     return plan_rows(
         target,
-        row_bytes=sum(4 * _ub_values(tensor) + 32 * tensor.per_block for tensor in tensors),
+        row_bytes=sum(4 * _ub_values(tensor) * tensor.copies + 32 * tensor.per_block for tensor in tensors),
         fixed_bytes=scratch_bytes + sum(4 * padded(constant.values) for constant in constants),
         rows=-(-count // VECTOR_LANES),
         passes=passes,
@@ -88,15 +92,17 @@ class Lanes:
         self._slot, self._block = at
         self._offsets, self.mask, self._constants, self.scratch = more
 
-    def get(self, name: str, value: int) -> Any:
-        """Value ``value`` of each token; 0 in lanes without a token."""
+    def get(self, name: str, value: Any, copy: Any = 0) -> Any:
+        """Value ``value`` of each token in plane ``copy``; 0 in lanes without a token."""
         import tilelang.ascend.language as T
 
         tensor, buffer = self._ub[name]
         at = self._block * (VECTOR_LANES * tensor.values) + value
+        if tensor.copies > 1:
+            at = at + copy * (int(buffer.shape[1]) // tensor.copies)
         return T.simd.vgather2(buffer[self._slot, at], self._offsets[tensor.values], self.mask)
 
-    def put(self, name: str, value: int, register: Any) -> Any:
+    def put(self, name: str, value: Any, register: Any) -> Any:
         """Store value ``value`` of each token; a statement of a macro."""
         import tilelang.ascend.language as T
 
@@ -144,7 +150,8 @@ def lane_program(
     widths = sorted({tensor.values for tensor in tensors if not tensor.per_block})
 
     def flat(tensor: LaneTensor, buffer: Any) -> Any:
-        return T.reshape(buffer, ((blocks if tensor.per_block else count_of_tokens) * tensor.values,))
+        rows = blocks if tensor.per_block else count_of_tokens * tensor.copies
+        return T.reshape(buffer, (rows * tensor.values,))
 
     @T.macro
     def move(tensor: Any, buffer: Any, ub: Any, at: Any) -> None:
@@ -159,6 +166,11 @@ def lane_program(
             length = T.min(count * VECTOR_LANES, count_of_tokens - first * VECTOR_LANES) * tensor.values
         if tensor.written:
             T.copy(ub[slot, 0:length], flat(tensor, buffer)[start : start + length])
+        elif tensor.copies > 1:
+            for copy in T.serial(tensor.copies):
+                plane = copy * (plan.rows * _ub_values(tensor))
+                of_copy = copy * count_of_tokens * tensor.values + start
+                T.copy(flat(tensor, buffer)[of_copy : of_copy + length], ub[slot, plane : plane + length])
         else:
             T.copy(flat(tensor, buffer)[start : start + length], ub[slot, 0:length])
 
@@ -212,7 +224,9 @@ def lane_program(
             ub = {
                 tensor.name: (
                     tensor,
-                    T.alloc_shared((plan.stages, padded(plan.rows * _ub_values(tensor), 8)), "float32"),
+                    T.alloc_shared(
+                        (plan.stages, padded(plan.rows * _ub_values(tensor) * tensor.copies, 8)), "float32"
+                    ),
                 )
                 for tensor in tensors
             }
@@ -253,3 +267,11 @@ def sigmoid(value: Any) -> Any:
 
     one = T.simd.vdup(1.0, "float32")
     return T.simd.vdiv(one, T.simd.vadds(T.simd.vexp(T.simd.vneg(value)), 1.0))
+
+
+def reciprocal_rms(square_sum: Any, width: int, eps: float) -> Any:
+    """1 / sqrt(square_sum / width + eps)."""
+    import tilelang.ascend.language as T
+
+    mean = T.simd.vmuls(square_sum, 1.0 / width)
+    return T.simd.vdiv(T.simd.vdup(1.0, "float32"), T.simd.vsqrt(T.simd.vadds(mean, eps)))

@@ -115,9 +115,9 @@ FAMILY = Family(
     page=KernelPage(
         computes=(
             "For each token's matrix: y = the softmax of each row of x, plus eps; each column divided by its "
-            "sum plus eps; then `repeat - 1` times each row, and each column, divided by its sum plus eps. In "
-            "fp32; a sum adds its cells in ascending order, and the softmax subtracts the largest of the row "
-            "first."
+            "sum plus eps; then `repeat - 1` times each row, and each column, divided by its sum plus eps. "
+            "In fp32; a sum adds its cells in ascending order, and the softmax subtracts the largest of the "
+            "row first."
         ),
         arguments={"x": "row-major: one matrix per token", "y": "like x"},
         tolerance="2^-18 of each cell",
