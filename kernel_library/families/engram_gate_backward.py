@@ -179,12 +179,13 @@ def _program(spec: EngramGateBackwardSpec, plan: RowPlan, cores: int) -> Any:
         T.copy(call.x[token, stream, 0:hidden], x_ub[slot, 0:hidden])
         T.copy(call.kv[token, stream, 0:hidden], key_ub[slot, 0:hidden])
         T.copy(call.kv[token, streams, 0:hidden], value_ub[slot, 0:hidden])
-        for away in range(1, streams):
-            other = T.truncmod(stream + away, streams)
-            T.copy(
-                call.grad_y[token, other, stream * share : stream * share + share],
-                other_ub[slot, away - 1, 0:share],
-            )
+        if streams > 1:  # TVM traces the body of a loop even where it has no turn
+            for away in range(1, streams):
+                other = T.truncmod(stream + away, streams)
+                T.copy(
+                    call.grad_y[token, other, stream * share : stream * share + share],
+                    other_ub[slot, away - 1, 0:share],
+                )
         for which, name in enumerate(SAVED):
             T.copy(getattr(call, name)[token, 0:streams], saved_ub[slot, which, 0:streams])
         if spec.image_mask:
@@ -225,9 +226,10 @@ def _program(spec: EngramGateBackwardSpec, plan: RowPlan, cores: int) -> Any:
             at = T.cast(vector, "int32") * VECTOR_LANES
             own = load_wide("bf16", grad_ub, slot, stream * share + at)
             total[0] = T.simd.vmul(own, saved_value(rows, slot, 1, stream))
-            for away in T.unroll(1, streams, explicit=True):
-                gate = saved_value(rows, slot, 1, T.truncmod(stream + away, streams))
-                T.simd.vmula(total[0], load_wide("bf16", other_ub, slot, away - 1, at), gate)
+            if streams > 1:
+                for away in T.unroll(1, streams, explicit=True):
+                    gate = saved_value(rows, slot, 1, T.truncmod(stream + away, streams))
+                    T.simd.vmula(total[0], load_wide("bf16", other_ub, slot, away - 1, at), gate)
             kept = text_only(total[0], T.simd.vdup(0.0, "float32"), text)
             store_wide("bf16", value_ub, kept, slot, stream * share + at)
 

@@ -67,14 +67,15 @@ def test_a_dot_product_of_zero_gives_no_gradient() -> None:
     spec = EngramGateBackwardSpec(hidden=64, streams=1, clamp=0.0)
     inputs = inputs_for(spec, 3)
     inputs["dot"].zero_()
+    grad_value = (inputs["grad_y"].float() * inputs["gate"][..., None]).bfloat16()
     outputs = check_kernel(
         spec,
         4,
         inputs,
-        LIMIT,
+        EXACT,
         expected={
             "grad_x": inputs["grad_y"],
-            "grad_kv": torch.cat((inputs["grad_y"] * 0, inputs["grad_y"] * inputs["gate"][..., None]), 1),
+            "grad_kv": torch.cat((torch.zeros_like(grad_value), grad_value), 1),
             "grad_weight_partial": torch.zeros((16, 1, 64)),
         },
     )
