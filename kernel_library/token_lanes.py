@@ -192,7 +192,7 @@ def lane_program(
     def compute_blocks(state: Any, slot: Any, first: Any, count: Any) -> None:
         _, ub, (constants_ub, scratch_ub) = state
         with T.SimdVF():
-            offsets = {width: _lane_offsets(width) for width in widths}
+            offsets = {width: lane_offsets(width) for width in widths}
             for turn in T.serial(T.cast(count, "uint16")):
                 block = T.cast(turn, "int32")
                 left = T.min(count_of_tokens - (first + block) * VECTOR_LANES, VECTOR_LANES)
@@ -244,7 +244,7 @@ def _ub_values(tensor: LaneTensor) -> int:
     return tensor.values if tensor.per_block else tensor.values * VECTOR_LANES
 
 
-def _lane_offsets(values: int) -> Any:
+def lane_offsets(values: int) -> Any:
     """The offset of each lane's token in a buffer with ``values`` per token."""
     import tilelang.ascend.language as T
 
