@@ -140,7 +140,8 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
             "engram_sinkhorn_momentum_update",
             "engram_sinkhorn_finalize",
         ),
-        *_named("tile_kernels.transform", "apply_rotary", "randn"),
+        "tile_kernels.transform.apply_rotary",
+        *_named("tile_kernels.rand", "randn", "randn_like", "set_seed"),
     ),
 }
 
@@ -176,8 +177,6 @@ NOT_SERVED: dict[str, str] = {
         ),
         _LOCALITY,
     ),
-    "tile_kernels.transform.randn": (
-        "no source of it is public, and its stream of random numbers cannot be told from its name"
-    ),
+    "tile_kernels.rand.set_seed": "state on the host; here every call of randn passes its own seed",
 }
 """Reasons by function; a function that some family serves may have a remark here too."""
