@@ -26,6 +26,8 @@ ROW_COUNTS = (MAX_ROWS, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 MAX_COLUMNS = 32768
 NOMINAL_ROWS = 4096
 """How many rows a dynamic number of rows is taken to be."""
+SIMT_CACHE_BYTES = 32 * 1024
+"""UB that the data cache of a kernel with SIMT functions takes at least."""
 
 # Rates of the 950 line; only their ratios matter. One vector core's share of about 5 TB/s at 1.65 GHz over
 # 64 cores, what starting a transfer costs, and how many bytes a plain vector pass reads per cycle.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import NOMINAL_ROWS, RowPlan, padded, plan_rows
+from kaas.kernel_library.row_plan import NOMINAL_ROWS, SIMT_CACHE_BYTES, RowPlan, padded, plan_rows
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -68,7 +68,7 @@ def plan_of(spec: EngramHashSpec, target: Target) -> RowPlan:
     return plan_rows(
         target,
         row_bytes=BLOCK_TOKENS * token_bytes,
-        fixed_bytes=constants,
+        fixed_bytes=constants + SIMT_CACHE_BYTES,
         rows=-(-tokens // BLOCK_TOKENS),
         passes=16.0,  # 64-bit products and remainders, not the few bytes, take the time
         what=f"a block of {BLOCK_TOKENS} tokens",

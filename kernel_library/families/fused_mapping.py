@@ -11,6 +11,7 @@ from kaas.kernel_library.lane_topk import INDEX_DTYPES, LANE_TOPK_SOURCE, IndexD
 from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
 from kaas.kernel_library.row_plan import (
     NOMINAL_ROWS,
+    SIMT_CACHE_BYTES,
     VECTOR_LANES,
     RowPlan,
     RowTile,
@@ -37,8 +38,6 @@ MAX_EXPERTS = 1024
 MAX_TOPK = 128
 MAX_ALIGNMENT = 65536
 THREADS = 512
-SIMT_CACHE_BYTES = 32 * 1024
-"""UB that the data cache of SIMT functions takes at least."""
 
 
 class FusedMappingSpec(
