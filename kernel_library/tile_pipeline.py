@@ -23,7 +23,8 @@ from kaas.kernel_library.row_plan import (
     RowPlan,
     RowTile,
 )
-from kaas.proto.errors import DoesNotFit, InvalidSpec
+from kaas.kernel_library.spec import require_one_of
+from kaas.proto.errors import DoesNotFit
 from kaas.proto.target import Target
 
 TILE_KERNEL_SOURCES = (*ROW_KERNEL_SOURCES, "kaas.kernel_library.tile_pipeline")
@@ -47,6 +48,22 @@ class TilePlan(msgspec.Struct, frozen=True, kw_only=True):
         return {**tiles, **more, "why": self.why}
 
 
+BLOCK_ROW_COUNTS = (32, 64)
+"""Rows of a tile that quantises blocks of 32 rows."""
+
+
+def tile_row_counts(granularity: str, scale_dtype: str) -> tuple[int, ...]:
+    """Rows that a tile of a cast can have: packed scales of columns are written by whole pairs of blocks."""
+    packs_rows = granularity == "per_channel" and scale_dtype == "e8m0x2"
+    return BLOCK_ROW_COUNTS[1:] if packs_rows else BLOCK_ROW_COUNTS
+
+
+def require_tile_rows(tile: RowTile | None, row_counts: Sequence[int]) -> None:
+    """Raise :class:`InvalidSpec` unless an explicit ``tile`` has as many rows as these kernels can take."""
+    if tile is not None:
+        require_one_of(tile.rows, "tile.rows", row_counts)
+
+
 def plan_tiles(
     target: Target,
     *,
@@ -65,14 +82,10 @@ def plan_tiles(
     """The best tiles of a matrix ``width`` values wide, of ``rows`` rows (``None`` when dynamic).
 
     ``stage_bytes(rows, columns)`` is the UB of a stage, ``bytes_per_value`` what is moved per value.
-    ``column_counts`` that are wider than the matrix needs are left out. ``given`` fixes rows and stages; rows
-    that are none of ``row_counts`` are an :class:`InvalidSpec`. Raises :class:`DoesNotFit` naming ``field``
+    ``column_counts`` that are wider than the matrix needs are left out. ``given`` fixes rows and stages; its
+    rows are some of ``row_counts`` (:func:`require_tile_rows`). Raises :class:`DoesNotFit` naming ``field``
     (or ``tile``) and the excess when nothing fits.
     """
-    if given is not None and given.rows not in row_counts:
-        legal = list(row_counts)
-        message = f"tile.rows is {given.rows}; legal values: {', '.join(map(str, legal))}"
-        raise InvalidSpec(message, field="tile.rows", legal=legal)
     room = target.ub_bytes - fixed_bytes
     narrow = [count for count in column_counts if count < width]
     wide = [count for count in column_counts if count >= width]

@@ -145,6 +145,7 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
     ),
 }
 
+_ATTENTION = "the scores of the sparse attention's indexer, which belongs to the attention kernels"
 _ACLNN = "a reference from CANN's own operator library, not a compiled kernel; call it through torch_npu"
 _RUNTIME = "a switch of the JIT runtime; here core count, architecture and alignment come with the target"
 _LOCALITY = "placement of memory on the device by its runtime, not a kernel"
@@ -177,6 +178,22 @@ NOT_SERVED: dict[str, str] = {
         ),
         _LOCALITY,
     ),
+    **dict.fromkeys(
+        _named(
+            "deep_gemm",
+            "fp8_fp4_mqa_logits",
+            "get_paged_mqa_logits_metadata",
+            "fp8_fp4_paged_mqa_logits",
+        ),
+        _ATTENTION,
+    ),
+    "deep_gemm.SymmBuffer": "memory that the cards of a group share, registered by their network's runtime",
+    "deep_gemm.transform_weights_for_mega_moe": "a reordering on the host; weights stay as stored here",
+    "tile_kernels.quant.cast": (
+        "on Ascend only fp32 to bf16 with stochastic rounding, whose random stream is not defined; the casts here "
+        "round to nearest"
+    ),
+    "tile_kernels.quant.unpack_from_e2m1fn_x2": "a view on the host; cast_back unpacks on the device",
     "tile_kernels.rand.set_seed": "state on the host; here every call of randn passes its own seed",
 }
 """Reasons by function; a function that some family serves may have a remark here too."""

@@ -22,7 +22,14 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.tile_pipeline import TILE_KERNEL_SOURCES, TilePlan, matrix_pipeline, plan_tiles
+from kaas.kernel_library.tile_pipeline import (
+    TILE_KERNEL_SOURCES,
+    TilePlan,
+    matrix_pipeline,
+    plan_tiles,
+    require_tile_rows,
+    tile_row_counts,
+)
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
@@ -75,6 +82,8 @@ class CastSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
         require_row_tile(self.tile)
         self._check_input()
         self._check_output()
+        if not _by_rows(self):
+            require_tile_rows(self.tile, tile_row_counts(self.granularity, self.scale_dtype))
 
     def _check_input(self) -> None:
         quantised = is_quantised(self.in_dtype)
@@ -178,12 +187,11 @@ def plan_of(spec: CastSpec, target: Target) -> RowPlan | TilePlan:
         source_bytes = tile_rows * columns * VALUE_BITS[spec.in_dtype] // 8
         return source_bytes + scale_bytes + _quantiser(spec, columns).stage_bytes(tile_rows)
 
-    pairs_of_rows = spec.granularity == "per_channel" and spec.scale_dtype == E8M0
     return plan_tiles(
         target,
         width=spec.hidden,
         stage_bytes=stage_bytes,
-        row_counts=(64,) if pairs_of_rows else (32, 64),
+        row_counts=tile_row_counts(spec.granularity, spec.scale_dtype),
         column_counts=TILE_COLUMNS,
         bytes_per_value=(VALUE_BITS[spec.in_dtype] + VALUE_BITS[spec.fmt]) / 8,
         rows=rows,

@@ -29,7 +29,14 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.tile_pipeline import TILE_KERNEL_SOURCES, TilePlan, matrix_pipeline, plan_tiles
+from kaas.kernel_library.tile_pipeline import (
+    TILE_KERNEL_SOURCES,
+    TilePlan,
+    matrix_pipeline,
+    plan_tiles,
+    require_tile_rows,
+    tile_row_counts,
+)
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
@@ -71,6 +78,8 @@ class CastBackSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.col_major and self.granularity == "per_channel":
             message = "col_major is true; per_channel scales lie by row: legal: false"
             raise InvalidSpec(message, field="col_major", legal=[False])
+        if not _by_rows(self):
+            require_tile_rows(self.tile, tile_row_counts(self.granularity, self.scale_dtype))
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if a row, or a tile of what goes by tiles, exceeds UB."""
@@ -101,11 +110,15 @@ def _scale_bytes(spec: CastBackSpec, rows: int, columns: int) -> int:
     return reader.row_bytes * -(-rows // _share(spec)) + reader.fixed_bytes_per_stage
 
 
+def _by_rows(spec: CastBackSpec) -> bool:
+    return spec.granularity == "per_token" and not spec.col_major
+
+
 def plan_of(spec: CastBackSpec, target: Target) -> RowPlan | TilePlan:
     """The plan of rows or tiles; raises :class:`DoesNotFit` if not even one fits."""
     rows = None if spec.tokens == DYNAMIC else int(spec.tokens)
     value_bits = VALUE_BITS[spec.in_dtype] + VALUE_BITS[spec.dtype]
-    if spec.granularity == "per_token" and not spec.col_major:
+    if _by_rows(spec):
         return plan_rows(
             target,
             row_bytes=padded(spec.hidden, 256) * value_bits // 8 + _scale_bytes(spec, 1, spec.hidden),
@@ -118,12 +131,11 @@ def plan_of(spec: CastBackSpec, target: Target) -> RowPlan | TilePlan:
     def stage_bytes(tile_rows: int, columns: int) -> int:
         return tile_rows * columns * value_bits // 8 + _scale_bytes(spec, tile_rows, columns)
 
-    pairs_of_rows = spec.granularity == "per_channel" and spec.scale_dtype == E8M0
     return plan_tiles(
         target,
         width=spec.hidden,
         stage_bytes=stage_bytes,
-        row_counts=(64,) if pairs_of_rows else (32, 64),
+        row_counts=tile_row_counts(spec.granularity, spec.scale_dtype),
         column_counts=TILE_COLUMNS,
         bytes_per_value=value_bits / 8,
         rows=rows,

@@ -36,7 +36,14 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.tile_pipeline import TILE_KERNEL_SOURCES, TilePlan, matrix_pipeline, plan_tiles
+from kaas.kernel_library.tile_pipeline import (
+    BLOCK_ROW_COUNTS,
+    TILE_KERNEL_SOURCES,
+    TilePlan,
+    matrix_pipeline,
+    plan_tiles,
+    require_tile_rows,
+)
 from kaas.proto.extents import Extent, divided
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
@@ -76,6 +83,7 @@ class LosslessBlockCastSpec(
         require_bool(self.col_major, "col_major")
         require_dim(self.tokens, "tokens")
         require_row_tile(self.tile)
+        require_tile_rows(self.tile, BLOCK_ROW_COUNTS)
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile fits ``target``'s UB."""
@@ -114,7 +122,7 @@ def plan_of(spec: LosslessBlockCastSpec, target: Target) -> TilePlan:
         target,
         width=spec.hidden,
         stage_bytes=stage_bytes,
-        row_counts=(32, 64),
+        row_counts=BLOCK_ROW_COUNTS,
         column_counts=TILE_COLUMNS,
         bytes_per_value=(VALUE_BITS["e2m1"] + VALUE_BITS["e4m3"]) / 8,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),

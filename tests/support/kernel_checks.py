@@ -39,6 +39,8 @@ class CalcDiff:
 
 Comparison = Exact | Close | CalcDiff
 EXACT = Exact()
+EQUAL = Close()
+"""The same values: the sign of a zero depends on the order of a sum."""
 
 
 def reference_of(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:

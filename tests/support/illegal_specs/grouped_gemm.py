@@ -32,7 +32,7 @@ DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
         | {
             "dtype_a": "e4m3",
             "dtype_b": "e2m1",
-            "tile": {"block_m": 64, "block_n": 256, "block_k": 1024},
+            "tile": {"block_m": 256, "block_n": 256, "block_k": 256},
         },
         "tile",
         "UB",
