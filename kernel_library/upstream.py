@@ -190,8 +190,12 @@ NOT_SERVED: dict[str, str] = {
     "deep_gemm.SymmBuffer": "memory that the cards of a group share, registered by their network's runtime",
     "deep_gemm.transform_weights_for_mega_moe": "a reordering on the host; weights stay as stored here",
     "tile_kernels.quant.cast": (
-        "on Ascend only fp32 to bf16 with stochastic rounding, whose random stream is not defined; the casts here "
-        "round to nearest"
+        "on Ascend only fp32 to bf16 with stochastic rounding, whose random stream is not defined; the casts "
+        "here round to nearest"
+    ),
+    "tile_kernels.mhc.mhc_multilayer_recompute": (
+        "takes tables of device addresses, which no argument of a spec can be; mhc_pre_apply and mhc_post, "
+        "once per layer, compute the same"
     ),
     "tile_kernels.quant.unpack_from_e2m1fn_x2": "a view on the host; cast_back unpacks on the device",
     "tile_kernels.rand.set_seed": "state on the host; here every call of randn passes its own seed",
