@@ -187,6 +187,7 @@ NOT_SERVED: dict[str, str] = {
         ),
         _ATTENTION,
     ),
+    "deep_gemm.fp8_fp4_mega_moe": "the part of one rank: sending rows between ranks is not part of it",
     "deep_gemm.SymmBuffer": "memory that the cards of a group share, registered by their network's runtime",
     "deep_gemm.transform_weights_for_mega_moe": "a reordering on the host; weights stay as stored here",
     "tile_kernels.quant.cast": (

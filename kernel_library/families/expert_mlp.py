@@ -36,7 +36,7 @@ class ExpertMlpSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only
     """y[rows of g] = (silu(gate) * up * weights) @ W2[g]^T with gate, up = x[rows of g] @ W1[g]^T.
 
     ``grouped_layout[g]`` is the row after group g's last; group g starts at the end of the one before,
-    rounded up to 256, the first one at row 0. x [m, hidden] is e4m3, W1 [groups, 2 * intermediate, hidden] and
+    rounded up to 256, the first one at row 0. x [m, hidden] is e4m3, W1 [groups, 2*intermediate, hidden] and
     W2 [groups, hidden, intermediate] are ``dtype_w``; 32 consecutive values of a row share an e8m0 scale. The
     activations are quantised to e4m3 in the same way and written to h, y is bf16. ``clamp`` cuts gates off
     above it and ups on both sides. ``hidden`` and ``intermediate`` are multiples of 64, the latter of
@@ -192,7 +192,8 @@ by expert and stay so; expand_to_fused and reduce_fused are the local halves of 
     arguments={
         "x": "[m, hidden], row-major",
         "x_scales": "scale pairs of x: 16-bit words [hidden/64, m], the first 32 columns in the low byte",
-        "w1": "[groups, 2*intermediate, hidden], gates before ups; e2m1 as pairs, the even one in the low nibble",
+        "w1": "[groups, 2*intermediate, hidden], gates before ups; e2m1 as pairs, the even "
+        "one in the low nibble",
         "w1_scales": "scale pairs of w1: [groups, hidden/64, 2*intermediate]",
         "w2": "[groups, hidden, intermediate]; e2m1 as pairs likewise",
         "w2_scales": "scale pairs of w2: [groups, intermediate/64, hidden]",

@@ -8,13 +8,15 @@ import pytest
 import torch
 from support.expert_mlp_inputs import expert_mlp_inputs
 from support.kernel_checks import EXACT, CalcDiff, check_kernel, reference_of, run_once
-from support.twin_kernels import kernel, lowered
+from support.synchronisation_mutants import Mutant, mutants, removed, switchable
+from support.twin_kernels import altered_kernel, kernel, lowered
 from support.twin_toolkit import schedule
 
 from kaas.kernel_library.families.expert_mlp import ExpertMlpSpec
 from kaas.kernel_library.families.grouped_gemm import GroupedGemmSpec
 from kaas.kernel_library.families.swiglu import SwigluSpec
 from kaas.kernel_library.gemm_fields import GemmTile
+from kaas.proto.errors import DeviceError
 
 # Cores own several tiles and tiles have several K steps: more than any ring has slots.
 TILE = GemmTile(block_m=32, block_n=256, block_k=64)
@@ -58,6 +60,16 @@ def test_a_weight_of_zero_makes_a_row_of_zeros() -> None:
     assert (outputs["y"][40:] == 77).all()
 
 
+def test_a_row_with_nan_or_infinity_is_nan_and_no_other_row_is() -> None:
+    given = expert_mlp_inputs(RAGGED, (40,), integers=True)
+    given["x_scales"][2, 3] = -1  # both scales of a pair are 255
+    given["weights"][7] = torch.inf
+    outputs = check_kernel(RAGGED, 4, given, EXACT)
+    is_nan = outputs["y"][:40].isnan()
+    assert is_nan[[3, 7]].all()
+    assert not is_nan[[row for row in range(40) if row not in (3, 7)]].any()
+
+
 def test_the_last_group_may_end_with_the_rows() -> None:
     # m is no multiple of the alignment, and the stated end is behind it.
     given = expert_mlp_inputs(RAGGED, (3, 50), integers=True, m=300)
@@ -79,9 +91,8 @@ def test_results_do_not_depend_on_the_core_count_or_the_tiles() -> None:
     assert torch.equal(results[1]["y"], results[2]["y"])
 
 
-@pytest.mark.parametrize("clamp", [None, 24.0])
-def test_one_launch_is_three_kernels_in_a_row_to_the_last_bit(clamp: float | None) -> None:
-    hidden, inner, rows = 320, 192, (5, 0, 70)
+def test_one_launch_is_three_kernels_in_a_row_to_the_last_bit() -> None:
+    hidden, inner, rows, clamp = 320, 192, (5, 0, 70), 24.0
     spec = ExpertMlpSpec(hidden=hidden, intermediate=inner, clamp=clamp, tile=TILE)
     # Sums are exact, gates are not special: the activation is rounded as it comes.
     given = expert_mlp_inputs(spec, rows, integers=True, gate_exponent=-3)
@@ -114,6 +125,27 @@ def test_one_launch_is_three_kernels_in_a_row_to_the_last_bit(clamp: float | Non
 
 def launch(spec: GroupedGemmSpec, a: Any, b: Any, sfa: Any, sfb: Any, d: Any, given: dict[str, Any]) -> None:
     kernel(spec, 4).launch(a, b, sfa, sfb, d, given["grouped_layout"])
+
+
+def test_every_missing_synchronisation_is_noticed() -> None:
+    # The barrier and the epilogues; how B is widened, which orders more than it has to, is another family's.
+    spec = ExpertMlpSpec(hidden=320, intermediate=256, dtype_w="e4m3", tile=TILE)
+    built, made = altered_kernel(spec, 4, switchable), mutants(lowered(spec, 4).source)
+    given = expert_mlp_inputs(spec, (1, 0, 150, 33), integers=True)
+    expected = reference_of(spec, given)
+
+    def is_noticed(mutant: Mutant | None) -> bool:
+        for name, seed in (("happens-before", 0), *(("adversarial", seed) for seed in range(8))):
+            with removed(mutant), schedule(name, seed):
+                try:
+                    run_once(built, spec, given, expected)
+                except (AssertionError, DeviceError):
+                    return True
+        return False
+
+    assert not is_noticed(None)
+    assert any("between blocks" in mutant.name for mutant in made)
+    assert [mutant.name for mutant in made if not is_noticed(mutant)] == []
 
 
 def test_tiles_follow_the_rows_of_a_group() -> None:
