@@ -181,7 +181,9 @@ group are neither read nor written. Groups may be empty; an end beyond m counts 
 *One launch.* The tiles of the first product of all groups are one sequence that the cores take in turn, those
 of the second product another. Between them is a barrier of all cores: every activation is in global memory
 before any is read. A tile of the first product multiplies with 128 rows of gates and the 128 rows of ups of
-the same columns, so that weights lie as they are: no interleaving, no transposed scales.
+the same columns, so that weights lie as they are: no interleaving, no transposed scales. e4m3 weights need
+an `intermediate` that is a multiple of 128. The barrier needs all blocks, one per cube core, on the device
+at once.
 
 *Workspace.* `h` and `h_scales` are the caller's. They are results, too: what the second product was
 computed from.
