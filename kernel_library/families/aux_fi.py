@@ -6,11 +6,9 @@
 from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.expert_histogram import HISTOGRAM_SOURCES, histogram_program, plan_histogram
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.lane_topk import INDEX_DTYPES, IndexDtype
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.row_plan import RowPlan, RowTile, require_row_tile
+from kaas.kernel_library.routing.expert_histogram import HISTOGRAM_SOURCES, histogram_program, plan_histogram
+from kaas.kernel_library.routing.lane_topk import INDEX_DTYPES, IndexDtype
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -20,6 +18,8 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.row_plan import RowPlan, RowTile, require_row_tile
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target

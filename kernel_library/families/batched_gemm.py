@@ -8,20 +8,21 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from kaas.kernel_library.cube_pipeline import PASS_CONFIGS, tile_origin, tile_walk
-from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.gemm_fields import GemmTile
-from kaas.kernel_library.gemm_tiles import (
+from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS, tile_origin, tile_walk
+from kaas.kernel_library.cube.gemm_fields import GemmTile
+from kaas.kernel_library.cube.gemm_tiles import (
     GemmProblem,
     GemmTiles,
     choose_tiles,
     explain_tiles,
     tiles_for_blocks,
 )
-from kaas.kernel_library.matrix_views import Slab
-from kaas.kernel_library.product_operands import ProductOperands, require_whole_blocks
-from kaas.kernel_library.scaled_operands import PAIR
+from kaas.kernel_library.cube.matrix_views import Slab
+from kaas.kernel_library.cube.product_operands import ProductOperands, require_whole_blocks
+from kaas.kernel_library.cube.scaled_operands import PAIR
+from kaas.kernel_library.cube.stacked_product import STACKED_PRODUCT_SOURCES, Place, stacked_product
+from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
     DYNAMIC,
     KernelSpec,
@@ -30,7 +31,6 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.stacked_product import STACKED_PRODUCT_SOURCES, Place, stacked_product
 from kaas.proto.extents import Extent, divided
 from kaas.proto.launch import Parameter, Role
 from kaas.proto.target import Target

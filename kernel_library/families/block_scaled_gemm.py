@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from kaas.kernel_library.cube_pipeline import (
+from kaas.kernel_library.cube.cube_pipeline import (
     CUBE_KERNEL_SOURCES,
     PASS_CONFIGS,
     Rings,
@@ -18,23 +18,29 @@ from kaas.kernel_library.cube_pipeline import (
     tile_walk,
     vector_epilogue,
 )
-from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_multiple, require_tile
-from kaas.kernel_library.gemm_tiles import (
+from kaas.kernel_library.cube.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_multiple, require_tile
+from kaas.kernel_library.cube.gemm_tiles import (
     GemmProblem,
     GemmTiles,
     choose_tiles,
     explain_tiles,
     tiles_for_blocks,
 )
-from kaas.kernel_library.quantised_epilogue import (
+from kaas.kernel_library.cube.quantised_epilogue import (
     BLOCK,
     QUANTISED_EPILOGUE_SOURCES,
     quantised_epilogue,
     widest_row_bytes,
 )
-from kaas.kernel_library.scaled_operands import PAIR, SCALED_OPERAND_SOURCES, scaled_operands
+from kaas.kernel_library.cube.scaled_operands import PAIR, SCALED_OPERAND_SOURCES, scaled_operands
+from kaas.kernel_library.cube.widened_operand import (
+    FACTOR,
+    UB_BYTES_PER_VALUE,
+    WIDENED_OPERAND_SOURCES,
+    widened_operand,
+)
+from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -42,12 +48,6 @@ from kaas.kernel_library.spec import (
     require_bool,
     require_dim,
     require_one_of,
-)
-from kaas.kernel_library.widened_operand import (
-    FACTOR,
-    UB_BYTES_PER_VALUE,
-    WIDENED_OPERAND_SOURCES,
-    widened_operand,
 )
 from kaas.proto.dtypes import ELEMENT_TYPES
 from kaas.proto.extents import Extent, divided

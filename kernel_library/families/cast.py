@@ -5,13 +5,8 @@
 
 from typing import Annotated, Any, Literal
 
-from kaas.kernel_library.block_values import TILELANG_VALUE, VALUE_BITS, ScaleReader, even, is_quantised
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.quantise import RowQuantiser
-from kaas.kernel_library.quantise_columns import COLUMN_SOURCES, ColumnQuantiser
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.row_plan import RowPlan, RowTile, plan_rows, require_row_tile
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -22,7 +17,18 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.tile_pipeline import (
+from kaas.kernel_library.vector.block_values import (
+    TILELANG_VALUE,
+    VALUE_BITS,
+    ScaleReader,
+    even,
+    is_quantised,
+)
+from kaas.kernel_library.vector.quantise import RowQuantiser
+from kaas.kernel_library.vector.quantise_columns import COLUMN_SOURCES, ColumnQuantiser
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.row_plan import RowPlan, RowTile, plan_rows, require_row_tile
+from kaas.kernel_library.vector.tile_pipeline import (
     TILE_KERNEL_SOURCES,
     TilePlan,
     matrix_pipeline,

@@ -5,13 +5,8 @@
 
 from typing import Annotated, Any, Literal
 
-from kaas.kernel_library.block_values import TILELANG_VALUE, VALUE_BITS
-from kaas.kernel_library.dequantise import DEQUANTISE_SOURCES, dequantise_row
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.quantise import QUANTISE_SOURCES, RowQuantiser
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import RowPlan, RowTile, plan_rows, require_row_tile
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -22,6 +17,11 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
+from kaas.kernel_library.vector.block_values import TILELANG_VALUE, VALUE_BITS
+from kaas.kernel_library.vector.dequantise import DEQUANTISE_SOURCES, dequantise_row
+from kaas.kernel_library.vector.quantise import QUANTISE_SOURCES, RowQuantiser
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import RowPlan, RowTile, plan_rows, require_row_tile
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target

@@ -5,20 +5,8 @@
 
 from typing import Annotated, Any, Literal
 
-from kaas.kernel_library.block_values import (
-    BLOCK,
-    TILELANG_VALUE,
-    VALUE_BITS,
-    ScaleReader,
-    even,
-    exponent_scale,
-    halves_of,
-)
-from kaas.kernel_library.dequantise import DEQUANTISE_SOURCES, HALF_CHUNK, dequantise_row, store_wide
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan, RowTile, padded, plan_rows, require_row_tile
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -29,7 +17,26 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.tile_pipeline import (
+from kaas.kernel_library.vector.block_values import (
+    BLOCK,
+    TILELANG_VALUE,
+    VALUE_BITS,
+    ScaleReader,
+    even,
+    exponent_scale,
+    halves_of,
+)
+from kaas.kernel_library.vector.dequantise import DEQUANTISE_SOURCES, HALF_CHUNK, dequantise_row, store_wide
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.row_plan import (
+    VECTOR_LANES,
+    RowPlan,
+    RowTile,
+    padded,
+    plan_rows,
+    require_row_tile,
+)
+from kaas.kernel_library.vector.tile_pipeline import (
     TILE_KERNEL_SOURCES,
     TilePlan,
     matrix_pipeline,

@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.index_batches import BLOCK_BYTES, index_pitch
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan, padded, plan_rows
+from kaas.kernel_library.routing.index_batches import BLOCK_BYTES, index_pitch
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -21,7 +19,9 @@ from kaas.kernel_library.spec import (
     require_int,
     within,
 )
-from kaas.kernel_library.wide_values import WIDE_VALUE_SOURCE, load_wide, store_wide
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowPlan, padded, plan_rows
+from kaas.kernel_library.vector.wide_values import WIDE_VALUE_SOURCE, load_wide, store_wide
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
@@ -278,7 +278,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.index_batches", WIDE_VALUE_SOURCE),
+    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.routing.index_batches", WIDE_VALUE_SOURCE),
     page=KernelPage(
         computes=(
             "For each token and stream, with its key `k` and the token's value `v`, sums over `hidden`:\n\n"

@@ -9,17 +9,7 @@ from typing import Annotated, Any
 from kaas.kernel_library.choice import Candidate, TooLarge, report
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.index_batches import BLOCK_BYTES, index_pitch
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
-from kaas.kernel_library.row_plan import (
-    DMA_BYTES_PER_CYCLE,
-    MAX_STAGES,
-    NOMINAL_ROWS,
-    STAGE_OVERHEAD_CYCLES,
-    VECTOR_BYTES_PER_CYCLE,
-    VECTOR_LANES,
-    RowPlan,
-)
+from kaas.kernel_library.routing.index_batches import BLOCK_BYTES, index_pitch
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -30,7 +20,17 @@ from kaas.kernel_library.spec import (
     require_int,
     within,
 )
-from kaas.kernel_library.wide_values import WIDE_VALUE_SOURCE, load_wide, store_wide
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
+from kaas.kernel_library.vector.row_plan import (
+    DMA_BYTES_PER_CYCLE,
+    MAX_STAGES,
+    NOMINAL_ROWS,
+    STAGE_OVERHEAD_CYCLES,
+    VECTOR_BYTES_PER_CYCLE,
+    VECTOR_LANES,
+    RowPlan,
+)
+from kaas.kernel_library.vector.wide_values import WIDE_VALUE_SOURCE, load_wide, store_wide
 from kaas.proto.errors import DoesNotFit, InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
@@ -365,7 +365,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.index_batches", WIDE_VALUE_SOURCE),
+    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.routing.index_batches", WIDE_VALUE_SOURCE),
     page=KernelPage(
         computes=(
             "With the names of engram_gate, for each token and stream, sums over `hidden`:\n\n"

@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import NOMINAL_ROWS, SIMT_CACHE_BYTES, RowPlan, padded, plan_rows
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -18,6 +16,8 @@ from kaas.kernel_library.spec import (
     require_int,
     within,
 )
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import NOMINAL_ROWS, SIMT_CACHE_BYTES, RowPlan, padded, plan_rows
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target

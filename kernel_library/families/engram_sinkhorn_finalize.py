@@ -7,9 +7,6 @@ from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import MAX_ROWS, VECTOR_LANES, RowPlan, RowTile, plan_rows, require_row_tile
-from kaas.kernel_library.sinkhorn_rows import SINKHORN_ROW_SOURCES, scale_row
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -19,6 +16,16 @@ from kaas.kernel_library.spec import (
     require_int,
     within,
 )
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import (
+    MAX_ROWS,
+    VECTOR_LANES,
+    RowPlan,
+    RowTile,
+    plan_rows,
+    require_row_tile,
+)
+from kaas.kernel_library.vector.sinkhorn_rows import SINKHORN_ROW_SOURCES, scale_row
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target

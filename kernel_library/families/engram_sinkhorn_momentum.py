@@ -7,8 +7,6 @@ from typing import Annotated, Any, Literal
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan, RowTile, plan_rows, require_row_tile
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -20,7 +18,9 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.wide_values import TILELANG_DTYPE, WIDE_VALUE_SOURCE, load_wide, store_wide
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowPlan, RowTile, plan_rows, require_row_tile
+from kaas.kernel_library.vector.wide_values import TILELANG_DTYPE, WIDE_VALUE_SOURCE, load_wide, store_wide
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target

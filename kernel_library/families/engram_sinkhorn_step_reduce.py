@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan
 from kaas.kernel_library.spec import KernelSpec, require_int, within
-from kaas.kernel_library.stream_columns import STREAM_COLUMN_SOURCE, plan_stream_columns
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowPlan
+from kaas.kernel_library.vector.stream_columns import STREAM_COLUMN_SOURCE, plan_stream_columns
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 

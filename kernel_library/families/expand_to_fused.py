@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.index_batches import INDEX_BYTES, index_batches, index_pitch
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
-from kaas.kernel_library.row_plan import RowPlan, RowTile, padded, plan_rows, require_row_tile
+from kaas.kernel_library.routing.index_batches import INDEX_BYTES, index_batches, index_pitch
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -20,6 +18,8 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
+from kaas.kernel_library.vector.row_plan import RowPlan, RowTile, padded, plan_rows, require_row_tile
 from kaas.proto.dtypes import ELEMENT_TYPES
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
@@ -253,7 +253,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.index_batches"),
+    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.routing.index_batches"),
     page=KernelPage(
         computes=(
             "`out[token_topk_to_pos[t, k]] = x[t]` for every position that is not negative, and\n"

@@ -4,24 +4,24 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from kaas.kernel_library.cube_pipeline import PASS_CONFIGS
-from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.expert_mlp_program import EXPERT_MLP_SOURCES, expert_mlp_program
-from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.gated_activation import Clamp, require_clamp
-from kaas.kernel_library.gated_epilogue import GATED, SCRATCH_ROW_BYTES, WIDTH
-from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_multiple, require_tile
-from kaas.kernel_library.gemm_tiles import (
+from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS
+from kaas.kernel_library.cube.expert_mlp_program import EXPERT_MLP_SOURCES, expert_mlp_program
+from kaas.kernel_library.cube.gated_epilogue import GATED, SCRATCH_ROW_BYTES, WIDTH
+from kaas.kernel_library.cube.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_multiple, require_tile
+from kaas.kernel_library.cube.gemm_tiles import (
     GemmProblem,
     GemmTiles,
     choose_tiles,
     explain_tiles,
     tiles_for_blocks,
 )
-from kaas.kernel_library.group_layout import GROUP_ALIGNMENT
-from kaas.kernel_library.scaled_operands import PAIR
+from kaas.kernel_library.cube.group_layout import GROUP_ALIGNMENT
+from kaas.kernel_library.cube.scaled_operands import PAIR
+from kaas.kernel_library.cube.widened_operand import UB_BYTES_PER_VALUE
+from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import DYNAMIC, KernelSpec, require_dim, require_int, require_one_of, within
-from kaas.kernel_library.widened_operand import UB_BYTES_PER_VALUE
+from kaas.kernel_library.vector.gated_activation import Clamp, require_clamp
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter

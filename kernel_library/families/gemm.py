@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from kaas.kernel_library.cube_pipeline import (
+from kaas.kernel_library.cube.cube_pipeline import (
     CUBE_KERNEL_SOURCES,
     PASS_CONFIGS,
     Rings,
@@ -18,23 +18,23 @@ from kaas.kernel_library.cube_pipeline import (
     tile_walk,
     vector_epilogue,
 )
-from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_multiple, require_tile
-from kaas.kernel_library.gemm_tiles import (
+from kaas.kernel_library.cube.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_multiple, require_tile
+from kaas.kernel_library.cube.gemm_tiles import (
     GemmProblem,
     GemmTiles,
     choose_tiles,
     explain_tiles,
     tiles_for_blocks,
 )
-from kaas.kernel_library.quantised_epilogue import (
+from kaas.kernel_library.cube.quantised_epilogue import (
     BLOCK,
     PAIR,
     QUANTISED_EPILOGUE_SOURCES,
     quantised_epilogue,
     widest_row_bytes,
 )
+from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -144,8 +144,8 @@ def build(spec: GemmSpec, target: Target) -> BuiltKernel:
     """The TileLang program of ``spec`` for ``target``'s core count and buffer sizes.
 
     One block per cube core walks its share of the output tiles on the rings of
-    :mod:`kaas.kernel_library.cube_pipeline`. The fixpipe stores a tile's accumulator or hands it to the two
-    vector cores through UB.
+    :mod:`kaas.kernel_library.cube.cube_pipeline`. The fixpipe stores a tile's accumulator or hands it to the
+    two vector cores through UB.
 
     Raises :class:`DoesNotFit` if no tile fits.
     """

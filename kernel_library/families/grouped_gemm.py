@@ -7,23 +7,23 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from kaas.kernel_library.cube_pipeline import PASS_CONFIGS, tile_origin, tile_walk
-from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim, GemmTile
-from kaas.kernel_library.gemm_tiles import (
+from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS, tile_origin, tile_walk
+from kaas.kernel_library.cube.gemm_fields import MAX_EXTENT, GemmDim, GemmTile
+from kaas.kernel_library.cube.gemm_tiles import (
     GemmProblem,
     GemmTiles,
     choose_tiles,
     explain_tiles,
     tiles_for_blocks,
 )
-from kaas.kernel_library.group_layout import GROUP_ALIGNMENT, Span, group_reader
-from kaas.kernel_library.matrix_views import Head, Slab
-from kaas.kernel_library.product_operands import ProductOperands, require_whole_blocks
-from kaas.kernel_library.scaled_operands import PAIR
+from kaas.kernel_library.cube.group_layout import GROUP_ALIGNMENT, Span, group_reader
+from kaas.kernel_library.cube.matrix_views import Head, Slab
+from kaas.kernel_library.cube.product_operands import ProductOperands, require_whole_blocks
+from kaas.kernel_library.cube.scaled_operands import PAIR
+from kaas.kernel_library.cube.stacked_product import STACKED_PRODUCT_SOURCES, Place, stacked_product
+from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import DYNAMIC, KernelSpec, require_dim, require_one_of, within
-from kaas.kernel_library.stacked_product import STACKED_PRODUCT_SOURCES, Place, stacked_product
 from kaas.proto.extents import Extent, divided
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
@@ -265,6 +265,6 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*STACKED_PRODUCT_SOURCES, "kaas.kernel_library.group_layout"),
+    sources=(*STACKED_PRODUCT_SOURCES, "kaas.kernel_library.cube.group_layout"),
     page=PAGE,
 )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kaas.kernel_library.choice import Candidate, report
-from kaas.kernel_library.cube_pipeline import (
+from kaas.kernel_library.cube.cube_pipeline import (
     CORE_PAIR,
     CUBE_KERNEL_SOURCES,
     PASS_CONFIGS,
@@ -20,10 +20,15 @@ from kaas.kernel_library.cube_pipeline import (
     operand_copies,
     tile_origin,
 )
+from kaas.kernel_library.cube.gemm_fields import MAX_EXTENT, GemmDim
+from kaas.kernel_library.cube.gemm_tiles import (
+    L2_BYTES_PER_CYCLE,
+    NOMINAL_EXTENT,
+    TILE_OVERHEAD_CYCLES,
+    GemmTiles,
+)
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.gemm_fields import MAX_EXTENT, GemmDim
-from kaas.kernel_library.gemm_tiles import L2_BYTES_PER_CYCLE, NOMINAL_EXTENT, TILE_OVERHEAD_CYCLES, GemmTiles
 from kaas.kernel_library.spec import DYNAMIC, KernelSpec, require_bool, require_dim, require_int, within
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter

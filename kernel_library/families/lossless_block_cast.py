@@ -5,27 +5,8 @@
 
 from typing import Annotated, Any, Literal
 
-from kaas.kernel_library.block_values import (
-    BLOCK,
-    CHUNK,
-    TILELANG_VALUE,
-    VALUE_BITS,
-    ScaleReader,
-    even,
-    exponent_scale,
-    float_exponent,
-    quarters_of,
-)
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.quantise import (
-    QUANTISE_SOURCES,
-    RowQuantiser,
-    e4m3_of_quarters,
-    store_scales_macro,
-)
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowTile, padded, require_row_tile
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -36,7 +17,26 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.tile_pipeline import (
+from kaas.kernel_library.vector.block_values import (
+    BLOCK,
+    CHUNK,
+    TILELANG_VALUE,
+    VALUE_BITS,
+    ScaleReader,
+    even,
+    exponent_scale,
+    float_exponent,
+    quarters_of,
+)
+from kaas.kernel_library.vector.quantise import (
+    QUANTISE_SOURCES,
+    RowQuantiser,
+    e4m3_of_quarters,
+    store_scales_macro,
+)
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowTile, padded, require_row_tile
+from kaas.kernel_library.vector.tile_pipeline import (
     BLOCK_ROW_COUNTS,
     TILE_KERNEL_SOURCES,
     TilePlan,

@@ -7,16 +7,7 @@ from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.lane_topk import INDEX_DTYPES, LANE_TOPK_SOURCE, IndexDtype, index_words
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import (
-    NOMINAL_ROWS,
-    VECTOR_LANES,
-    RowPlan,
-    RowTile,
-    plan_rows,
-    require_row_tile,
-)
+from kaas.kernel_library.routing.lane_topk import INDEX_DTYPES, LANE_TOPK_SOURCE, IndexDtype, index_words
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -26,8 +17,17 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.whole_numbers import WHOLE_NUMBERS_SOURCE, remainder
-from kaas.kernel_library.word_blocks import WORD_BLOCKS_SOURCE, blocks_of, move_words
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import (
+    NOMINAL_ROWS,
+    VECTOR_LANES,
+    RowPlan,
+    RowTile,
+    plan_rows,
+    require_row_tile,
+)
+from kaas.kernel_library.vector.whole_numbers import WHOLE_NUMBERS_SOURCE, remainder
+from kaas.kernel_library.vector.word_blocks import WORD_BLOCKS_SOURCE, blocks_of, move_words
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target

@@ -6,11 +6,11 @@
 from typing import Any
 
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.mhc_fields import Streams, require_streams
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.row_plan import RowPlan
 from kaas.kernel_library.spec import Dim, KernelSpec, require_dim
-from kaas.kernel_library.token_lanes import (
+from kaas.kernel_library.vector.mhc_fields import Streams, require_streams
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.row_plan import RowPlan
+from kaas.kernel_library.vector.token_lanes import (
     TOKEN_LANE_SOURCES,
     Constant,
     LaneTensor,
@@ -132,7 +132,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*TOKEN_LANE_SOURCES, "kaas.kernel_library.mhc_fields"),
+    sources=(*TOKEN_LANE_SOURCES, "kaas.kernel_library.vector.mhc_fields"),
     page=KernelPage(
         computes=(
             "With s = sigmoid(logits * scale + base) and g = mix_grad * s * (1 - s):\n\n"

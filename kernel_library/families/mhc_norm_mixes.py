@@ -6,11 +6,11 @@
 from typing import Annotated, Any
 
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.mhc_fields import Epsilon, Mixes, Width, require_mixes, require_width
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.row_plan import RowPlan
 from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_float, require_int, within
-from kaas.kernel_library.token_lanes import (
+from kaas.kernel_library.vector.mhc_fields import Epsilon, Mixes, Width, require_mixes, require_width
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.row_plan import RowPlan
+from kaas.kernel_library.vector.token_lanes import (
     TOKEN_LANE_SOURCES,
     LaneTensor,
     lane_program,
@@ -151,7 +151,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*TOKEN_LANE_SOURCES, "kaas.kernel_library.mhc_fields"),
+    sources=(*TOKEN_LANE_SOURCES, "kaas.kernel_library.vector.mhc_fields"),
     page=KernelPage(
         computes=(
             "normed[t, c] = mixes[t, c] * 1 / sqrt(square_sum[t] / hidden + eps), in fp32.\n\n"

@@ -7,11 +7,11 @@ from typing import Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.mhc_fields import Mixes, Width, require_mixes, require_width
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan
 from kaas.kernel_library.spec import KernelSpec
-from kaas.kernel_library.stream_columns import STREAM_COLUMN_SOURCE, plan_stream_columns
+from kaas.kernel_library.vector.mhc_fields import Mixes, Width, require_mixes, require_width
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowPlan
+from kaas.kernel_library.vector.stream_columns import STREAM_COLUMN_SOURCE, plan_stream_columns
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
@@ -118,7 +118,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, STREAM_COLUMN_SOURCE, "kaas.kernel_library.mhc_fields"),
+    sources=(*ROW_KERNEL_SOURCES, STREAM_COLUMN_SOURCE, "kaas.kernel_library.vector.mhc_fields"),
     page=KernelPage(
         computes=(
             "merged[c, h] = weight[c, h] * norm_weight[h], one fp32 product. hc_prenorm_gemm takes the "

@@ -6,18 +6,18 @@
 from typing import Any
 
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.mhc_fields import Hidden, Streams, require_hidden, require_streams
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan
 from kaas.kernel_library.spec import Dim, KernelSpec, require_dim
-from kaas.kernel_library.stream_rows import (
+from kaas.kernel_library.vector.mhc_fields import Hidden, Streams, require_hidden, require_streams
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowPlan
+from kaas.kernel_library.vector.stream_rows import (
     STREAM_ROW_SOURCES,
     MixTensor,
     StreamTensor,
     plan_streams,
     stream_program,
 )
-from kaas.kernel_library.token_lanes import token_extent
+from kaas.kernel_library.vector.token_lanes import token_extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
@@ -128,7 +128,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*STREAM_ROW_SOURCES, "kaas.kernel_library.token_lanes"),
+    sources=(*STREAM_ROW_SOURCES, "kaas.kernel_library.vector.token_lanes"),
     page=KernelPage(
         computes=(
             "x_grad[t, m] += mix[t, m] * y_grad[t], rounded to bf16 once; mix_grad[t, m] = sum over h"

@@ -7,10 +7,6 @@ from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.mhc_fields import Epsilon, Hidden, Streams, require_hidden, require_streams
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan, padded, plan_rows
-from kaas.kernel_library.sinkhorn_lanes import SINKHORN_SOURCES, normalised, softmax_of
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -20,8 +16,12 @@ from kaas.kernel_library.spec import (
     require_int,
     within,
 )
-from kaas.kernel_library.stream_rows import STREAM_ROW_SOURCES, StreamRow
-from kaas.kernel_library.token_lanes import (
+from kaas.kernel_library.vector.mhc_fields import Epsilon, Hidden, Streams, require_hidden, require_streams
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowPlan, padded, plan_rows
+from kaas.kernel_library.vector.sinkhorn_lanes import SINKHORN_SOURCES, normalised, softmax_of
+from kaas.kernel_library.vector.stream_rows import STREAM_ROW_SOURCES, StreamRow
+from kaas.kernel_library.vector.token_lanes import (
     TOKEN_LANE_SOURCES,
     Lanes,
     LaneTensor,

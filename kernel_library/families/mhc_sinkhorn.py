@@ -6,12 +6,12 @@
 from typing import Annotated, Any
 
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.mhc_fields import Epsilon, Streams, require_streams
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.row_plan import RowPlan
-from kaas.kernel_library.sinkhorn_lanes import SINKHORN_SOURCES, normalised, softmax_of
 from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_float, require_int, within
-from kaas.kernel_library.token_lanes import (
+from kaas.kernel_library.vector.mhc_fields import Epsilon, Streams, require_streams
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.row_plan import RowPlan
+from kaas.kernel_library.vector.sinkhorn_lanes import SINKHORN_SOURCES, normalised, softmax_of
+from kaas.kernel_library.vector.token_lanes import (
     TOKEN_LANE_SOURCES,
     LaneTensor,
     lane_program,
@@ -111,7 +111,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*TOKEN_LANE_SOURCES, *SINKHORN_SOURCES, "kaas.kernel_library.mhc_fields"),
+    sources=(*TOKEN_LANE_SOURCES, *SINKHORN_SOURCES, "kaas.kernel_library.vector.mhc_fields"),
     page=KernelPage(
         computes=(
             "For each token's matrix: y = the softmax of each row of x, plus eps; each column divided by its "

@@ -6,11 +6,11 @@
 from typing import Annotated, Any
 
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.mhc_fields import Epsilon, Streams, require_streams
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.row_plan import RowPlan
 from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_float, within
-from kaas.kernel_library.token_lanes import (
+from kaas.kernel_library.vector.mhc_fields import Epsilon, Streams, require_streams
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.row_plan import RowPlan
+from kaas.kernel_library.vector.token_lanes import (
     TOKEN_LANE_SOURCES,
     Constant,
     LaneTensor,
@@ -126,7 +126,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*TOKEN_LANE_SOURCES, "kaas.kernel_library.mhc_fields"),
+    sources=(*TOKEN_LANE_SOURCES, "kaas.kernel_library.vector.mhc_fields"),
     page=KernelPage(
         computes=(
             "The values of a token's row of mixes are M for pre, M for post and M * M for comb:\n\n"

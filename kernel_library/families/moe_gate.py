@@ -2,22 +2,18 @@
 
 from typing import Annotated, Any
 
-from kaas.kernel_library.expert_copies import EXPERT_COPIES_SOURCE, MAX_COPIES
-from kaas.kernel_library.expert_groups import EXPERT_GROUPS_SOURCE, MAX_GROUPS
-from kaas.kernel_library.expert_scores import EXPERT_SCORES_SOURCE, SCORINGS, Scoring
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.lane_topk import INDEX_DTYPES, LANE_TOPK_SOURCE, MAX_TOPK, IndexDtype, index_pitch
-from kaas.kernel_library.moe_gate_program import FLAG_PITCH, MOE_GATE_PROGRAM_SOURCE, moe_gate_program
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
-from kaas.kernel_library.row_plan import (
-    MAX_ROWS,
-    VECTOR_LANES,
-    RowPlan,
-    RowTile,
-    padded,
-    plan_rows,
-    require_row_tile,
+from kaas.kernel_library.routing.expert_copies import EXPERT_COPIES_SOURCE, MAX_COPIES
+from kaas.kernel_library.routing.expert_groups import EXPERT_GROUPS_SOURCE, MAX_GROUPS
+from kaas.kernel_library.routing.expert_scores import EXPERT_SCORES_SOURCE, SCORINGS, Scoring
+from kaas.kernel_library.routing.lane_topk import (
+    INDEX_DTYPES,
+    LANE_TOPK_SOURCE,
+    MAX_TOPK,
+    IndexDtype,
+    index_pitch,
 )
+from kaas.kernel_library.routing.moe_gate_program import FLAG_PITCH, MOE_GATE_PROGRAM_SOURCE, moe_gate_program
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -28,7 +24,17 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.whole_numbers import WHOLE_NUMBERS_SOURCE
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
+from kaas.kernel_library.vector.row_plan import (
+    MAX_ROWS,
+    VECTOR_LANES,
+    RowPlan,
+    RowTile,
+    padded,
+    plan_rows,
+    require_row_tile,
+)
+from kaas.kernel_library.vector.whole_numbers import WHOLE_NUMBERS_SOURCE
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter

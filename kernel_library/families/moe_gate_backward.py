@@ -6,9 +6,9 @@
 from typing import Annotated, Any, Literal
 
 from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.expert_scores import EXPERT_SCORES_SOURCE, slope
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.lane_topk import (
+from kaas.kernel_library.routing.expert_scores import EXPERT_SCORES_SOURCE, slope
+from kaas.kernel_library.routing.lane_topk import (
     INDEX_DTYPES,
     LANE_TOPK_SOURCE,
     MAX_TOPK,
@@ -19,15 +19,6 @@ from kaas.kernel_library.lane_topk import (
     load_indices,
     sum_in_order,
 )
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import (
-    VECTOR_LANES,
-    RowPlan,
-    RowTile,
-    padded,
-    plan_rows,
-    require_row_tile,
-)
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -37,6 +28,15 @@ from kaas.kernel_library.spec import (
     require_int,
     require_one_of,
     within,
+)
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import (
+    VECTOR_LANES,
+    RowPlan,
+    RowTile,
+    padded,
+    plan_rows,
+    require_row_tile,
 )
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import (
+from kaas.kernel_library.spec import DYNAMIC, Dim, KernelSpec, require_dim, require_int, within
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import (
     NOMINAL_ROWS,
     VECTOR_LANES,
     RowPlan,
@@ -16,8 +17,7 @@ from kaas.kernel_library.row_plan import (
     plan_rows,
     require_row_tile,
 )
-from kaas.kernel_library.spec import DYNAMIC, Dim, KernelSpec, require_dim, require_int, within
-from kaas.kernel_library.word_blocks import (
+from kaas.kernel_library.vector.word_blocks import (
     WORD_BLOCKS_SOURCE,
     blocks_of,
     move_words,

@@ -7,10 +7,6 @@ from typing import Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.normal_values import NORMAL_VALUE_SOURCE, normal_value
-from kaas.kernel_library.random_words import RANDOM_WORD_SOURCE, random_words
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan, RowTile, plan_rows, require_row_tile
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -20,7 +16,11 @@ from kaas.kernel_library.spec import (
     require_dim,
     require_one_of,
 )
-from kaas.kernel_library.wide_values import TILELANG_DTYPE, WIDE_VALUE_SOURCE, store_wide
+from kaas.kernel_library.vector.normal_values import NORMAL_VALUE_SOURCE, normal_value
+from kaas.kernel_library.vector.random_words import RANDOM_WORD_SOURCE, random_words
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowPlan, RowTile, plan_rows, require_row_tile
+from kaas.kernel_library.vector.wide_values import TILELANG_DTYPE, WIDE_VALUE_SOURCE, store_wide
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target

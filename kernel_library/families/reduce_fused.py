@@ -11,17 +11,7 @@ import msgspec
 from kaas.kernel_library.choice import Candidate, TooLarge, report
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.index_batches import BLOCK_BYTES, INDEX_BYTES, index_batches, index_pitch
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
-from kaas.kernel_library.row_plan import (
-    DMA_BYTES_PER_CYCLE,
-    MAX_STAGES,
-    NOMINAL_ROWS,
-    STAGE_OVERHEAD_CYCLES,
-    VECTOR_BYTES_PER_CYCLE,
-    VECTOR_LANES,
-    padded,
-)
+from kaas.kernel_library.routing.index_batches import BLOCK_BYTES, INDEX_BYTES, index_batches, index_pitch
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -34,7 +24,17 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.wide_values import WIDE_VALUE_SOURCE, load_wide, store_wide, unroll_of
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
+from kaas.kernel_library.vector.row_plan import (
+    DMA_BYTES_PER_CYCLE,
+    MAX_STAGES,
+    NOMINAL_ROWS,
+    STAGE_OVERHEAD_CYCLES,
+    VECTOR_BYTES_PER_CYCLE,
+    VECTOR_LANES,
+    padded,
+)
+from kaas.kernel_library.vector.wide_values import WIDE_VALUE_SOURCE, load_wide, store_wide, unroll_of
 from kaas.proto.dtypes import ELEMENT_TYPES
 from kaas.proto.errors import DoesNotFit, InvalidSpec
 from kaas.proto.extents import Extent
@@ -345,7 +345,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.index_batches", WIDE_VALUE_SOURCE),
+    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.routing.index_batches", WIDE_VALUE_SOURCE),
     page=KernelPage(
         computes=(
             "`y[t] = sum over k of x[token_topk_to_pos[t, k]] * weights[t, k]`: in fp32, from 0, in order\n"

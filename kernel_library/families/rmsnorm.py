@@ -8,18 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kaas.kernel_library.cast_output import (
-    CAST_OUTPUT_SOURCES,
-    Cast,
-    ScaleDtype,
-    cast_parameters,
-    quantiser_of,
-    require_cast,
-)
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -33,7 +23,17 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.wide_values import (
+from kaas.kernel_library.vector.cast_output import (
+    CAST_OUTPUT_SOURCES,
+    Cast,
+    ScaleDtype,
+    cast_parameters,
+    quantiser_of,
+    require_cast,
+)
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
+from kaas.kernel_library.vector.wide_values import (
     TILELANG_DTYPE,
     WIDE_VALUE_SOURCE,
     load_wide,

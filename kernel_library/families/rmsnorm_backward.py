@@ -9,10 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.families.rmsnorm import MAX_OUT_SCALE
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import ROW_COUNTS, VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -26,7 +23,9 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.wide_values import (
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import ROW_COUNTS, VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
+from kaas.kernel_library.vector.wide_values import (
     TILELANG_DTYPE,
     WIDE_VALUE_SOURCE,
     load_wide,
@@ -47,6 +46,8 @@ _PART_FLAG = 4
 """Event of the sums of a part; those below are the stages'."""
 _MOST_ROWS = 16
 """A part of 4096 rows has 16: a stage of more would stay empty."""
+MAX_OUT_SCALE = 65536.0
+"""As for rmsnorm."""
 
 
 class RmsNormBackwardSpec(

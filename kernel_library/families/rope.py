@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.index_batches import index_batches
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import VECTOR_LANES, RowPlan, RowTile, padded, plan_rows, require_row_tile
+from kaas.kernel_library.routing.index_batches import index_batches
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -22,7 +20,16 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.wide_values import WIDE_VALUE_SOURCE, load_wide, rounded
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import (
+    VECTOR_LANES,
+    RowPlan,
+    RowTile,
+    padded,
+    plan_rows,
+    require_row_tile,
+)
+from kaas.kernel_library.vector.wide_values import WIDE_VALUE_SOURCE, load_wide, rounded
 from kaas.proto.dtypes import ELEMENT_TYPES
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
@@ -338,7 +345,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.index_batches", WIDE_VALUE_SOURCE),
+    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.routing.index_batches", WIDE_VALUE_SOURCE),
     page=KernelPage(
         computes=(
             "For each pair `(a, b)` of rotated columns and the angle of its token's position:\n\n"

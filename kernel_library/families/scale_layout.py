@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS
-from kaas.kernel_library.scale_pairs import SCALE_PAIR_SOURCES, PairLayout, allocate_pairs, pair_pass
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -17,7 +15,9 @@ from kaas.kernel_library.spec import (
     require_dim,
     require_one_of,
 )
-from kaas.kernel_library.tile_pipeline import TILE_KERNEL_SOURCES, TilePlan
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
+from kaas.kernel_library.vector.scale_pairs import SCALE_PAIR_SOURCES, PairLayout, allocate_pairs, pair_pass
+from kaas.kernel_library.vector.tile_pipeline import TILE_KERNEL_SOURCES, TilePlan
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent, divided
 from kaas.proto.launch import Parameter

@@ -8,18 +8,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from kaas.kernel_library.cast_output import (
-    BLOCK,
-    CAST_OUTPUT_SOURCES,
-    Cast,
-    ScaleDtype,
-    SingleStage,
-    cast_parameters,
-    quantiser_of,
-    require_cast,
-)
 from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.expert_rows import (
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
+from kaas.kernel_library.routing.expert_rows import (
     DEFAULT_ALIGNMENT,
     EXPERT_ROW_SOURCE,
     Experts,
@@ -29,17 +20,6 @@ from kaas.kernel_library.expert_rows import (
     row_counts_within,
     valid_rows,
 )
-from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.gated_activation import (
-    GATED_ACTIVATION_SOURCE,
-    Clamp,
-    FloatDtype,
-    require_clamp,
-    require_weights_for_scaling,
-    sigmoid_denominator,
-)
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import ROW_COUNTS, VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
@@ -51,7 +31,27 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.wide_values import (
+from kaas.kernel_library.vector.cast_output import (
+    BLOCK,
+    CAST_OUTPUT_SOURCES,
+    Cast,
+    ScaleDtype,
+    SingleStage,
+    cast_parameters,
+    quantiser_of,
+    require_cast,
+)
+from kaas.kernel_library.vector.gated_activation import (
+    GATED_ACTIVATION_SOURCE,
+    Clamp,
+    FloatDtype,
+    require_clamp,
+    require_weights_for_scaling,
+    sigmoid_denominator,
+)
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import ROW_COUNTS, VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
+from kaas.kernel_library.vector.wide_values import (
     TILELANG_DTYPE,
     WIDE_VALUE_SOURCE,
     load_wide,

@@ -6,9 +6,9 @@
 from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
-from kaas.kernel_library.expert_groups import EXPERT_GROUPS_SOURCE, MAX_GROUPS, group_sums
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.lane_topk import (
+from kaas.kernel_library.routing.expert_groups import EXPERT_GROUPS_SOURCE, MAX_GROUPS, group_sums
+from kaas.kernel_library.routing.lane_topk import (
     INDEX_DTYPES,
     LANE_TOPK_SOURCE,
     MAX_TOPK,
@@ -20,8 +20,6 @@ from kaas.kernel_library.lane_topk import (
     top_k,
     without_padding,
 )
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import RowPlan, RowTile, padded, plan_rows, require_row_tile
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -31,6 +29,8 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import RowPlan, RowTile, padded, plan_rows, require_row_tile
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter

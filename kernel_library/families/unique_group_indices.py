@@ -7,21 +7,12 @@ from typing import Annotated, Any
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.lane_topk import (
+from kaas.kernel_library.routing.lane_topk import (
     INDEX_DTYPES,
     LANE_TOPK_SOURCE,
     MAX_TOPK,
     IndexDtype,
     index_words,
-)
-from kaas.kernel_library.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
-from kaas.kernel_library.row_plan import (
-    NOMINAL_ROWS,
-    VECTOR_LANES,
-    RowPlan,
-    RowTile,
-    plan_rows,
-    require_row_tile,
 )
 from kaas.kernel_library.spec import (
     DYNAMIC,
@@ -32,7 +23,16 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.word_blocks import (
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_plan import (
+    NOMINAL_ROWS,
+    VECTOR_LANES,
+    RowPlan,
+    RowTile,
+    plan_rows,
+    require_row_tile,
+)
+from kaas.kernel_library.vector.word_blocks import (
     WORD_BLOCKS_SOURCE,
     blocks_of,
     move_words,

@@ -11,11 +11,99 @@ if TYPE_CHECKING:
     from kaas.client.api import aget_kernel as aget_kernel
     from kaas.client.api import get_kernel as get_kernel
     from kaas.client.handle import KernelHandle as KernelHandle
+    from kaas.kernel_library.cube.gemm_fields import GemmTile as GemmTile
+    from kaas.kernel_library.families.aux_fi import AuxFiSpec as AuxFiSpec
+    from kaas.kernel_library.families.batched_gemm import BatchedGemmSpec as BatchedGemmSpec
+    from kaas.kernel_library.families.block_scaled_gemm import BlockScaledGemmSpec as BlockScaledGemmSpec
+    from kaas.kernel_library.families.cast import CastSpec as CastSpec
+    from kaas.kernel_library.families.cast_and_back import CastAndBackSpec as CastAndBackSpec
+    from kaas.kernel_library.families.cast_back import CastBackSpec as CastBackSpec
+    from kaas.kernel_library.families.engram_fused_weight import (
+        EngramFusedWeightSpec as EngramFusedWeightSpec,
+    )
+    from kaas.kernel_library.families.engram_gate import EngramGateSpec as EngramGateSpec
+    from kaas.kernel_library.families.engram_gate_backward import (
+        EngramGateBackwardSpec as EngramGateBackwardSpec,
+    )
+    from kaas.kernel_library.families.engram_hash import EngramHashSpec as EngramHashSpec
+    from kaas.kernel_library.families.engram_sinkhorn_finalize import (
+        EngramSinkhornFinalizeSpec as EngramSinkhornFinalizeSpec,
+    )
+    from kaas.kernel_library.families.engram_sinkhorn_momentum import (
+        EngramSinkhornMomentumSpec as EngramSinkhornMomentumSpec,
+    )
+    from kaas.kernel_library.families.engram_sinkhorn_step import (
+        EngramSinkhornStepSpec as EngramSinkhornStepSpec,
+    )
+    from kaas.kernel_library.families.engram_sinkhorn_step_reduce import (
+        EngramSinkhornStepReduceSpec as EngramSinkhornStepReduceSpec,
+    )
+    from kaas.kernel_library.families.engram_weight_gradient import (
+        EngramWeightGradientSpec as EngramWeightGradientSpec,
+    )
+    from kaas.kernel_library.families.expand_to_fused import ExpandToFusedSpec as ExpandToFusedSpec
+    from kaas.kernel_library.families.expert_mlp import ExpertMlpSpec as ExpertMlpSpec
+    from kaas.kernel_library.families.fused_mapping import FusedMappingSpec as FusedMappingSpec
     from kaas.kernel_library.families.gemm import GemmSpec as GemmSpec
+    from kaas.kernel_library.families.group_count import GroupCountSpec as GroupCountSpec
+    from kaas.kernel_library.families.grouped_gemm import GroupedGemmSpec as GroupedGemmSpec
+    from kaas.kernel_library.families.hc_prenorm_gemm import HcPrenormGemmSpec as HcPrenormGemmSpec
+    from kaas.kernel_library.families.k_grouped_gemm import KGroupedGemmSpec as KGroupedGemmSpec
+    from kaas.kernel_library.families.lossless_block_cast import (
+        LosslessBlockCastSpec as LosslessBlockCastSpec,
+    )
+    from kaas.kernel_library.families.mask_indices_by_tp import MaskIndicesByTpSpec as MaskIndicesByTpSpec
+    from kaas.kernel_library.families.mhc_expand import MhcExpandSpec as MhcExpandSpec
+    from kaas.kernel_library.families.mhc_expand_backward import (
+        MhcExpandBackwardSpec as MhcExpandBackwardSpec,
+    )
+    from kaas.kernel_library.families.mhc_head_mix import MhcHeadMixSpec as MhcHeadMixSpec
+    from kaas.kernel_library.families.mhc_head_mix_backward import (
+        MhcHeadMixBackwardSpec as MhcHeadMixBackwardSpec,
+    )
+    from kaas.kernel_library.families.mhc_norm_mixes import MhcNormMixesSpec as MhcNormMixesSpec
+    from kaas.kernel_library.families.mhc_norm_mixes_backward import (
+        MhcNormMixesBackwardSpec as MhcNormMixesBackwardSpec,
+    )
+    from kaas.kernel_library.families.mhc_norm_weight import MhcNormWeightSpec as MhcNormWeightSpec
+    from kaas.kernel_library.families.mhc_norm_weight_backward import (
+        MhcNormWeightBackwardSpec as MhcNormWeightBackwardSpec,
+    )
+    from kaas.kernel_library.families.mhc_post import MhcPostSpec as MhcPostSpec
+    from kaas.kernel_library.families.mhc_post_backward import MhcPostBackwardSpec as MhcPostBackwardSpec
+    from kaas.kernel_library.families.mhc_pre_apply import MhcPreApplySpec as MhcPreApplySpec
+    from kaas.kernel_library.families.mhc_pre_apply_backward import (
+        MhcPreApplyBackwardSpec as MhcPreApplyBackwardSpec,
+    )
+    from kaas.kernel_library.families.mhc_pre_fuse import MhcPreFuseSpec as MhcPreFuseSpec
+    from kaas.kernel_library.families.mhc_sinkhorn import MhcSinkhornSpec as MhcSinkhornSpec
+    from kaas.kernel_library.families.mhc_sinkhorn_backward import (
+        MhcSinkhornBackwardSpec as MhcSinkhornBackwardSpec,
+    )
+    from kaas.kernel_library.families.mhc_split_mixes import MhcSplitMixesSpec as MhcSplitMixesSpec
+    from kaas.kernel_library.families.mhc_split_mixes_backward import (
+        MhcSplitMixesBackwardSpec as MhcSplitMixesBackwardSpec,
+    )
+    from kaas.kernel_library.families.moe_gate import MoeGateSpec as MoeGateSpec
+    from kaas.kernel_library.families.moe_gate_backward import MoeGateBackwardSpec as MoeGateBackwardSpec
+    from kaas.kernel_library.families.normalize_weight import NormalizeWeightSpec as NormalizeWeightSpec
+    from kaas.kernel_library.families.randn import RandnSpec as RandnSpec
+    from kaas.kernel_library.families.reduce_fused import ReduceFusedSpec as ReduceFusedSpec
     from kaas.kernel_library.families.rmsnorm import RmsNormSpec as RmsNormSpec
-    from kaas.kernel_library.gemm_fields import GemmTile as GemmTile
+    from kaas.kernel_library.families.rmsnorm_backward import RmsNormBackwardSpec as RmsNormBackwardSpec
+    from kaas.kernel_library.families.rope import RopeSpec as RopeSpec
+    from kaas.kernel_library.families.scale_layout import ScaleLayoutSpec as ScaleLayoutSpec
+    from kaas.kernel_library.families.scale_transpose import ScaleTransposeSpec as ScaleTransposeSpec
+    from kaas.kernel_library.families.swiglu import SwigluSpec as SwigluSpec
+    from kaas.kernel_library.families.swiglu_backward import SwigluBackwardSpec as SwigluBackwardSpec
+    from kaas.kernel_library.families.topk_gate import TopkGateSpec as TopkGateSpec
+    from kaas.kernel_library.families.topk_groups import TopkGroupsSpec as TopkGroupsSpec
+    from kaas.kernel_library.families.unique_group_indices import (
+        UniqueGroupIndicesSpec as UniqueGroupIndicesSpec,
+    )
     from kaas.kernel_library.registry import parse_spec as parse_spec
     from kaas.kernel_library.spec import KernelSpec as KernelSpec
+    from kaas.kernel_library.vector.row_plan import RowTile as RowTile
     from kaas.proto.errors import ArtifactDamaged as ArtifactDamaged
     from kaas.proto.errors import CompileFailed as CompileFailed
     from kaas.proto.errors import CompileOutOfMemory as CompileOutOfMemory
@@ -51,9 +139,65 @@ _MODULES = {
     "aget_kernel": "kaas.client.api",
     "get_kernel": "kaas.client.api",
     "KernelHandle": "kaas.client.handle",
+    "AuxFiSpec": "kaas.kernel_library.families.aux_fi",
+    "BatchedGemmSpec": "kaas.kernel_library.families.batched_gemm",
+    "BlockScaledGemmSpec": "kaas.kernel_library.families.block_scaled_gemm",
+    "CastAndBackSpec": "kaas.kernel_library.families.cast_and_back",
+    "CastBackSpec": "kaas.kernel_library.families.cast_back",
+    "CastSpec": "kaas.kernel_library.families.cast",
+    "EngramFusedWeightSpec": "kaas.kernel_library.families.engram_fused_weight",
+    "EngramGateBackwardSpec": "kaas.kernel_library.families.engram_gate_backward",
+    "EngramGateSpec": "kaas.kernel_library.families.engram_gate",
+    "EngramHashSpec": "kaas.kernel_library.families.engram_hash",
+    "EngramSinkhornFinalizeSpec": "kaas.kernel_library.families.engram_sinkhorn_finalize",
+    "EngramSinkhornMomentumSpec": "kaas.kernel_library.families.engram_sinkhorn_momentum",
+    "EngramSinkhornStepReduceSpec": "kaas.kernel_library.families.engram_sinkhorn_step_reduce",
+    "EngramSinkhornStepSpec": "kaas.kernel_library.families.engram_sinkhorn_step",
+    "EngramWeightGradientSpec": "kaas.kernel_library.families.engram_weight_gradient",
+    "ExpandToFusedSpec": "kaas.kernel_library.families.expand_to_fused",
+    "ExpertMlpSpec": "kaas.kernel_library.families.expert_mlp",
+    "FusedMappingSpec": "kaas.kernel_library.families.fused_mapping",
     "GemmSpec": "kaas.kernel_library.families.gemm",
-    "GemmTile": "kaas.kernel_library.gemm_fields",
+    "GroupCountSpec": "kaas.kernel_library.families.group_count",
+    "GroupedGemmSpec": "kaas.kernel_library.families.grouped_gemm",
+    "HcPrenormGemmSpec": "kaas.kernel_library.families.hc_prenorm_gemm",
+    "KGroupedGemmSpec": "kaas.kernel_library.families.k_grouped_gemm",
+    "LosslessBlockCastSpec": "kaas.kernel_library.families.lossless_block_cast",
+    "MaskIndicesByTpSpec": "kaas.kernel_library.families.mask_indices_by_tp",
+    "MhcExpandBackwardSpec": "kaas.kernel_library.families.mhc_expand_backward",
+    "MhcExpandSpec": "kaas.kernel_library.families.mhc_expand",
+    "MhcHeadMixBackwardSpec": "kaas.kernel_library.families.mhc_head_mix_backward",
+    "MhcHeadMixSpec": "kaas.kernel_library.families.mhc_head_mix",
+    "MhcNormMixesBackwardSpec": "kaas.kernel_library.families.mhc_norm_mixes_backward",
+    "MhcNormMixesSpec": "kaas.kernel_library.families.mhc_norm_mixes",
+    "MhcNormWeightBackwardSpec": "kaas.kernel_library.families.mhc_norm_weight_backward",
+    "MhcNormWeightSpec": "kaas.kernel_library.families.mhc_norm_weight",
+    "MhcPostBackwardSpec": "kaas.kernel_library.families.mhc_post_backward",
+    "MhcPostSpec": "kaas.kernel_library.families.mhc_post",
+    "MhcPreApplyBackwardSpec": "kaas.kernel_library.families.mhc_pre_apply_backward",
+    "MhcPreApplySpec": "kaas.kernel_library.families.mhc_pre_apply",
+    "MhcPreFuseSpec": "kaas.kernel_library.families.mhc_pre_fuse",
+    "MhcSinkhornBackwardSpec": "kaas.kernel_library.families.mhc_sinkhorn_backward",
+    "MhcSinkhornSpec": "kaas.kernel_library.families.mhc_sinkhorn",
+    "MhcSplitMixesBackwardSpec": "kaas.kernel_library.families.mhc_split_mixes_backward",
+    "MhcSplitMixesSpec": "kaas.kernel_library.families.mhc_split_mixes",
+    "MoeGateBackwardSpec": "kaas.kernel_library.families.moe_gate_backward",
+    "MoeGateSpec": "kaas.kernel_library.families.moe_gate",
+    "NormalizeWeightSpec": "kaas.kernel_library.families.normalize_weight",
+    "RandnSpec": "kaas.kernel_library.families.randn",
+    "ReduceFusedSpec": "kaas.kernel_library.families.reduce_fused",
+    "RmsNormBackwardSpec": "kaas.kernel_library.families.rmsnorm_backward",
     "RmsNormSpec": "kaas.kernel_library.families.rmsnorm",
+    "RopeSpec": "kaas.kernel_library.families.rope",
+    "ScaleLayoutSpec": "kaas.kernel_library.families.scale_layout",
+    "ScaleTransposeSpec": "kaas.kernel_library.families.scale_transpose",
+    "SwigluBackwardSpec": "kaas.kernel_library.families.swiglu_backward",
+    "SwigluSpec": "kaas.kernel_library.families.swiglu",
+    "TopkGateSpec": "kaas.kernel_library.families.topk_gate",
+    "TopkGroupsSpec": "kaas.kernel_library.families.topk_groups",
+    "UniqueGroupIndicesSpec": "kaas.kernel_library.families.unique_group_indices",
+    "GemmTile": "kaas.kernel_library.cube.gemm_fields",
+    "RowTile": "kaas.kernel_library.vector.row_plan",
     "parse_spec": "kaas.kernel_library.registry",
     "KernelSpec": "kaas.kernel_library.spec",
 }
@@ -113,6 +257,12 @@ def __dir__() -> list[str]:
 # Spelt out for star imports and for editors; a test holds it equal to the table above.
 __all__ = [
     "ArtifactDamaged",
+    "AuxFiSpec",
+    "BatchedGemmSpec",
+    "BlockScaledGemmSpec",
+    "CastAndBackSpec",
+    "CastBackSpec",
+    "CastSpec",
     "CompileFailed",
     "CompileOutOfMemory",
     "CompileTimeout",
@@ -120,8 +270,23 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceError",
     "DoesNotFit",
+    "EngramFusedWeightSpec",
+    "EngramGateBackwardSpec",
+    "EngramGateSpec",
+    "EngramHashSpec",
+    "EngramSinkhornFinalizeSpec",
+    "EngramSinkhornMomentumSpec",
+    "EngramSinkhornStepReduceSpec",
+    "EngramSinkhornStepSpec",
+    "EngramWeightGradientSpec",
+    "ExpandToFusedSpec",
+    "ExpertMlpSpec",
+    "FusedMappingSpec",
     "GemmSpec",
     "GemmTile",
+    "GroupCountSpec",
+    "GroupedGemmSpec",
+    "HcPrenormGemmSpec",
     "InternalError",
     "InvalidArgument",
     "InvalidConfig",
@@ -129,19 +294,54 @@ __all__ = [
     "InvalidRequest",
     "InvalidSpec",
     "JobNotFound",
+    "KGroupedGemmSpec",
     "KaasError",
     "KernelHandle",
     "KernelNotFound",
     "KernelSpec",
+    "LosslessBlockCastSpec",
+    "MaskIndicesByTpSpec",
+    "MhcExpandBackwardSpec",
+    "MhcExpandSpec",
+    "MhcHeadMixBackwardSpec",
+    "MhcHeadMixSpec",
+    "MhcNormMixesBackwardSpec",
+    "MhcNormMixesSpec",
+    "MhcNormWeightBackwardSpec",
+    "MhcNormWeightSpec",
+    "MhcPostBackwardSpec",
+    "MhcPostSpec",
+    "MhcPreApplyBackwardSpec",
+    "MhcPreApplySpec",
+    "MhcPreFuseSpec",
+    "MhcSinkhornBackwardSpec",
+    "MhcSinkhornSpec",
+    "MhcSplitMixesBackwardSpec",
+    "MhcSplitMixesSpec",
+    "MoeGateBackwardSpec",
+    "MoeGateSpec",
+    "NormalizeWeightSpec",
     "Overloaded",
     "PermissionDenied",
+    "RandnSpec",
+    "ReduceFusedSpec",
+    "RmsNormBackwardSpec",
     "RmsNormSpec",
+    "RopeSpec",
+    "RowTile",
+    "ScaleLayoutSpec",
+    "ScaleTransposeSpec",
     "ShuttingDown",
     "StoreFull",
     "StoreUnavailable",
     "StrictMiss",
+    "SwigluBackwardSpec",
+    "SwigluSpec",
     "TargetMismatch",
     "ToolchainMissing",
+    "TopkGateSpec",
+    "TopkGroupsSpec",
+    "UniqueGroupIndicesSpec",
     "UnknownFamily",
     "UnsupportedTarget",
     "WorkerCrashed",

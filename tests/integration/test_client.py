@@ -32,7 +32,7 @@ from kaas import (
 from kaas.client import api, exit_status
 from kaas.client.kernel_client import KernelClient
 from kaas.client.manifest import read_manifest
-from kaas.kernel_library.gemm_fields import GemmTile
+from kaas.kernel_library.cube.gemm_fields import GemmTile
 
 NOBODY = 65534
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -11,8 +11,8 @@ from support.kernel_checks import EXACT, CalcDiff, check_kernel, reference_of
 from support.scaled_values import scaled_operand
 from support.twin_kernels import TORCH_DTYPES, calc_diff
 
+from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.kernel_library.families.batched_gemm import EXPRESSIONS, BatchedGemmSpec, form_of
-from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.kernel_library.references.number_formats import dequantise, pack_pairs, unpack_pairs
 
 # Every core owns several tiles and every tile several K steps: more than any ring has slots.

@@ -10,8 +10,8 @@ import torch
 from support.kernel_checks import EXACT, CalcDiff, check_kernel, reference_of
 from support.twin_kernels import aligned, calc_diff, kernel
 
+from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.kernel_library.families.block_scaled_gemm import BlockScaledGemmSpec
-from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.kernel_library.references.number_formats import (
     decode_e8m0,
     dequantise,

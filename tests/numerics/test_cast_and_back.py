@@ -9,7 +9,7 @@ from support.kernel_checks import check_kernel
 from support.twin_kernels import kernel
 
 from kaas.kernel_library.families.cast_and_back import CastAndBackSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 TILE = RowTile(rows=2, stages=2)
 

@@ -11,7 +11,7 @@ from support.kernel_checks import check_kernel
 from support.twin_kernels import kernel
 
 from kaas.kernel_library.families.cast_back import CastBackSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 NARROW_STAGES = RowTile(rows=2, stages=2)
 NARROW_TILES = RowTile(rows=32, stages=2)

@@ -10,7 +10,7 @@ from support.kernel_checks import Close, Comparison, check_kernel
 from support.twin_kernels import TORCH_DTYPES
 
 from kaas.kernel_library.families.engram_sinkhorn_momentum import EngramSinkhornMomentumSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 TILE = RowTile(rows=3, stages=2)
 SPECS = [

@@ -9,7 +9,7 @@ import torch
 from support.kernel_checks import Close, check_kernel
 
 from kaas.kernel_library.families.engram_sinkhorn_step import EngramSinkhornStepSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 MANY_STAGES = EngramSinkhornStepSpec(head_dim=192, partials=11, tile=RowTile(rows=3, stages=2))
 PLAIN = EngramSinkhornStepSpec(head_dim=1024, eps=1e-3)

@@ -10,7 +10,7 @@ from support.fused_positions import fused_positions
 from support.kernel_checks import check_kernel, reference_of, tensor_dtype
 
 from kaas.kernel_library.families.expand_to_fused import ExpandToFusedSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 SMALL_STAGES = RowTile(rows=3, stages=2)
 """So few rows that a core's loop runs many times longer than its ring."""

@@ -12,10 +12,10 @@ from support.synchronisation_mutants import Mutant, mutants, removed, switchable
 from support.twin_kernels import altered_kernel, kernel, lowered
 from support.twin_toolkit import schedule
 
+from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.kernel_library.families.expert_mlp import ExpertMlpSpec
 from kaas.kernel_library.families.grouped_gemm import GroupedGemmSpec
 from kaas.kernel_library.families.swiglu import SwigluSpec
-from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.proto.errors import DeviceError
 
 # Cores own several tiles and tiles have several K steps: more than any ring has slots.

@@ -9,7 +9,7 @@ import torch
 from support.kernel_checks import check_kernel
 
 from kaas.kernel_library.families.fused_mapping import FusedMappingSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 MANY_STAGES = FusedMappingSpec(experts=72, topk=6, alignment=16, tile=RowTile(rows=2, stages=2))
 NARROW = FusedMappingSpec(experts=9, topk=3, index_dtype="int32")

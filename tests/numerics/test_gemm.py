@@ -10,8 +10,8 @@ import torch
 from support.kernel_checks import EXACT, CalcDiff, check_kernel
 from support.twin_kernels import TORCH_DTYPES, aligned, calc_diff, in_every_schedule, kernel
 
+from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.kernel_library.families.gemm import GemmSpec
-from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.kernel_library.references.number_formats import dequantise, unpack_pairs
 
 LAYOUTS = ("nt", "nn", "tn", "tt")

@@ -7,7 +7,7 @@ import torch
 from support.kernel_checks import check_kernel
 
 from kaas.kernel_library.families.group_count import GroupCountSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 MANY_STAGES = GroupCountSpec(groups=256, topk=8, tile=RowTile(rows=4, stages=2))
 NARROW = GroupCountSpec(groups=72, topk=6, index_dtype="int32")

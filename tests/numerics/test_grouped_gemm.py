@@ -12,8 +12,8 @@ from support.kernel_checks import EXACT, CalcDiff, check_kernel
 from support.scaled_values import scaled_operand
 from support.twin_kernels import TORCH_DTYPES, kernel, lowered
 
+from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.kernel_library.families.grouped_gemm import GroupedGemmSpec
-from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.kernel_library.references.number_formats import pack_pairs
 
 # Every core owns several tiles and every tile several K steps: more than any ring has slots.

@@ -10,8 +10,8 @@ from support.kernel_checks import EXACT, CalcDiff, check_kernel
 from support.scaled_values import scaled_operand
 from support.twin_kernels import TORCH_DTYPES
 
+from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.kernel_library.families.k_grouped_gemm import KGroupedGemmSpec
-from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.kernel_library.references.number_formats import pack_pairs
 
 # Every core owns several tiles and every tile several K steps: more than any ring has slots.

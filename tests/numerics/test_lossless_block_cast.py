@@ -12,7 +12,7 @@ from support.kernel_checks import check_kernel
 from kaas.kernel_library.families.lossless_block_cast import LosslessBlockCastSpec
 from kaas.kernel_library.references.number_formats import decode_e2m1
 from kaas.kernel_library.references.quantisation import decode_scales, spread
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 TILE = RowTile(rows=32, stages=2)
 

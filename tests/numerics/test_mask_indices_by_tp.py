@@ -9,7 +9,7 @@ import torch
 from support.kernel_checks import check_kernel
 
 from kaas.kernel_library.families.mask_indices_by_tp import MaskIndicesByTpSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 WIDE = MaskIndicesByTpSpec(topk=8, tile=RowTile(rows=2, stages=2))
 NARROW = MaskIndicesByTpSpec(topk=7, index_dtype="int32")

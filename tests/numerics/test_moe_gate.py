@@ -14,7 +14,7 @@ from support.kernel_checks import EXACT, Close, Comparison, check_kernel
 from support.twin_kernels import kernel
 
 from kaas.kernel_library.families.moe_gate import MoeGateSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 NEAR = Close(relative=2.0**-20, absolute=2.0**-126)
 

@@ -10,7 +10,7 @@ from support.kernel_checks import Close, check_kernel
 from support.twin_kernels import kernel
 
 from kaas.kernel_library.families.moe_gate_backward import MoeGateBackwardSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 SMALL_STAGES = RowTile(rows=3, stages=2)
 ROUTED = MoeGateBackwardSpec(experts=256, topk=8, tile=SMALL_STAGES)

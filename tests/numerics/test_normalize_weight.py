@@ -7,7 +7,7 @@ import torch
 from support.kernel_checks import check_kernel
 
 from kaas.kernel_library.families.normalize_weight import NormalizeWeightSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 SMALL_STAGES = NormalizeWeightSpec(topk=8, tile=RowTile(rows=2, stages=2))
 

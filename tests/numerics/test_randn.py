@@ -10,7 +10,7 @@ from support.kernel_checks import Close, check_kernel
 
 from kaas.kernel_library.families.randn import RandnSpec
 from kaas.kernel_library.references.randn import threefry
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 TILE = RowTile(rows=2, stages=2)
 PLAIN = RandnSpec(tile=TILE)

@@ -9,7 +9,7 @@ import torch
 from support.kernel_checks import CalcDiff, check_kernel, reference_of, tensor_dtype
 
 from kaas.kernel_library.families.rope import RopeSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 SMALL_STAGES = RowTile(rows=3, stages=2)
 CASES = [

@@ -8,7 +8,7 @@ from support.kernel_checks import check_kernel, reference_of
 from support.twin_kernels import aligned, kernel
 
 from kaas.kernel_library.families.topk_groups import TopkGroupsSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 PLAIN = TopkGroupsSpec(groups=8, group_size=32, topk_groups=4, tile=RowTile(rows=3, stages=2))
 SINGLE = TopkGroupsSpec(groups=5, group_size=7, topk_groups=2, summed=1, index_dtype="int32")

@@ -7,7 +7,7 @@ import torch
 from support.kernel_checks import check_kernel
 
 from kaas.kernel_library.families.unique_group_indices import UniqueGroupIndicesSpec
-from kaas.kernel_library.row_plan import RowTile
+from kaas.kernel_library.vector.row_plan import RowTile
 
 WIDE = UniqueGroupIndicesSpec(topk=8, tile=RowTile(rows=2, stages=2))
 NARROW = UniqueGroupIndicesSpec(topk=7, index_dtype="int32")

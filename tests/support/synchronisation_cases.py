@@ -13,6 +13,7 @@ from support.fused_positions import fused_positions
 from support.kernel_checks import EXACT, Close, Comparison, reference_of, run_once, tensor_dtype
 from support.twin_kernels import TwinKernel
 
+from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.kernel_library.families.aux_fi import AuxFiSpec
 from kaas.kernel_library.families.batched_gemm import BatchedGemmSpec
 from kaas.kernel_library.families.block_scaled_gemm import BlockScaledGemmSpec
@@ -33,10 +34,9 @@ from kaas.kernel_library.families.rmsnorm_backward import RmsNormBackwardSpec
 from kaas.kernel_library.families.rope import RopeSpec
 from kaas.kernel_library.families.swiglu import SwigluSpec
 from kaas.kernel_library.families.topk_gate import TopkGateSpec
-from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.kernel_library.references.number_formats import pack_pairs
-from kaas.kernel_library.row_plan import RowTile
 from kaas.kernel_library.spec import KernelSpec
+from kaas.kernel_library.vector.row_plan import RowTile
 
 NEAR = Close(relative=2.0**-6, absolute=2.0**-6)
 """Wide enough for every rounding: what races leave is elsewhere."""

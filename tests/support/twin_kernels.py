@@ -19,7 +19,13 @@ from kaas.kernel_library.targets import target_named
 from kaas.proto.target import Target
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-SOC_NAMES = {28: "Ascend950PR_9579", 32: "Ascend950DT_9581", 36: "Ascend950PR_9599", 4: "Ascend950PR_950z"}
+SOC_NAMES = {
+    4: "Ascend950PR_950z",
+    8: "Ascend950DT_950x",
+    28: "Ascend950PR_9579",
+    32: "Ascend950DT_9581",
+    36: "Ascend950PR_9599",
+}
 """One part for every core count that the tests use."""
 
 SCHEDULES = (("eager", 0), *(("adversarial", seed) for seed in range(4)), ("happens-before", 0))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kaas.kernel_library.cube.gemm_tiles import STAGED_ROW_PADDING, epilogue_ub_bytes
 from kaas.kernel_library.families.block_scaled_gemm import BlockScaledGemmSpec, problem_of, tiles_of
-from kaas.kernel_library.gemm_tiles import STAGED_ROW_PADDING, epilogue_ub_bytes
 from kaas.kernel_library.targets import TARGETS
 
 PAIRS: tuple[dict[str, Any], ...] = ({}, {"dtype_a": "e2m1", "dtype_b": "e2m1"}, {"dtype_b": "e2m1"})

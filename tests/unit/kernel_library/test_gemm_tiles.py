@@ -7,9 +7,9 @@ import math
 import msgspec
 import pytest
 
+from kaas.kernel_library.cube.gemm_fields import GemmTile
+from kaas.kernel_library.cube.gemm_tiles import GemmTiles, epilogue_ub_bytes, explain_tiles
 from kaas.kernel_library.families.gemm import GemmSpec, problem_of, tiles_of
-from kaas.kernel_library.gemm_fields import GemmTile
-from kaas.kernel_library.gemm_tiles import GemmTiles, epilogue_ub_bytes, explain_tiles
 from kaas.kernel_library.targets import TARGETS, target_named
 from kaas.proto.errors import DoesNotFit, InvalidSpec
 from kaas.proto.target import Target

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,32 @@ def fresh_registry() -> Iterator[None]:
     registry._discovered.cache_clear()
     yield
     registry._discovered.cache_clear()
+
+
+VOCABULARY = {f"kaas.kernel_library.{name}" for name in ("spec", "family", "targets")}
+"""What every family uses and no generated line depends on."""
+
+
+def modules_reached(module: str) -> set[str]:
+    """A module of the library and all those that it imports, directly or not, at module level or inside."""
+    reached: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        origin = importlib.util.find_spec(name).origin
+        for node in ast.walk(ast.parse(Path(origin).read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kaas.kernel_library."):
+                waiting.append(node.module)
+    return reached
+
+
+@pytest.mark.parametrize("name", registry.builtin_names())
+def test_a_familys_digest_covers_every_module_that_its_program_comes_from(name: str) -> None:
+    family = family_named(name)
+    assert modules_reached(family.module) - VOCABULARY == {family.module, *family.sources}
 
 
 def entry_points_are(monkeypatch: pytest.MonkeyPatch, *found: Any) -> None:

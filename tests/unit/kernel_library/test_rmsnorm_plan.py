@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from kaas.kernel_library.families.rmsnorm import RmsNormSpec, plan_of
-from kaas.kernel_library.row_plan import padded
 from kaas.kernel_library.spec import DTYPE_BYTES
 from kaas.kernel_library.targets import target_named
+from kaas.kernel_library.vector.row_plan import padded
 from kaas.proto.errors import DoesNotFit
 
 TARGET = target_named("Ascend950DT_9581")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kaas.kernel_library.row_plan import RowTile, plan_rows
 from kaas.kernel_library.targets import target_named
+from kaas.kernel_library.vector.row_plan import RowTile, plan_rows
 from kaas.proto.errors import DoesNotFit, InvalidSpec
 
 TARGET = target_named("Ascend950PR_9579")

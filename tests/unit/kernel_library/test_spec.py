@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.kernel_library.families.gemm import GemmSpec
 from kaas.kernel_library.families.rmsnorm import RmsNormSpec
-from kaas.kernel_library.gemm_fields import GemmTile
 from kaas.kernel_library.registry import families, parse_spec, schemas
 from kaas.kernel_library.spec import KernelSpec
 from kaas.proto.errors import InvalidSpec, UnknownFamily
