@@ -1,0 +1,333 @@
+"""mla_decode: attention of a few queries per request over its pages of a latent cache."""
+
+# mypy: disable-error-code="valid-type, untyped-decorator"
+# The TileLang program below is a language of its own: its annotations are buffers, not types.
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from kaas.kernel_library.attention.attention_cube import attention_cube
+from kaas.kernel_library.attention.attention_softmax import LSE_PITCH, attention_softmax
+from kaas.kernel_library.attention.attention_tiles import (
+    CHUNK,
+    WEIGHT_SLOTS,
+    AttentionTile,
+    AttentionTiles,
+    plan_attention,
+    require_attention_tile,
+)
+from kaas.kernel_library.attention.row_views import FlatRows
+from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS, Rings
+from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
+from kaas.kernel_library.spec import (
+    DYNAMIC,
+    Dim,
+    KernelSpec,
+    require_bool,
+    require_dim,
+    require_int,
+    require_one_of,
+    within,
+)
+from kaas.proto.errors import InvalidSpec
+from kaas.proto.launch import Parameter
+from kaas.proto.target import Target
+
+D_V = 512
+MAX_QUERIES = 16
+MAX_PAGE = 1024
+ROW_BLOCKS = (64, 48, 32, 16)
+NOMINAL_REQUESTS = 64
+"""How many requests a dynamic batch is taken to have."""
+SEGMENT = 8
+"""Rows that surely belong to one query token: heads come in multiples of 16, and halves of a tile of 8."""
+
+
+class MlaDecodeSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="mla_decode"):
+    """Multi-head latent attention over a paged bf16 cache: every head sees the same keys.
+
+    A cache record is ``d_qk`` values, of which the first 512 are also the value; ``page`` records are a
+    page. ``s_q`` query tokens of a request are its last ones: with ``causal`` each sees the cache up to itself.
+    ``tile`` overrides the rows of queries (heads x tokens) and the keys that meet at a time.
+
+    Raises :class:`InvalidSpec` naming the field and its legal values.
+    """
+
+    heads: Annotated[int, within(16, 128, multiple_of=16)] = 128
+    d_qk: Literal[512, 576] = 576
+    s_q: Annotated[int, within(1, MAX_QUERIES)] = 1
+    page: Annotated[int, within(16, MAX_PAGE, multiple_of=16)] = 64
+    causal: bool = False
+    requests: Dim = "dynamic"
+    tile: AttentionTile | None = None
+
+    def __post_init__(self) -> None:
+        require_int(self.heads, "heads", 16, 128, multiple_of=16)
+        require_one_of(self.d_qk, "d_qk", (512, 576))
+        require_int(self.s_q, "s_q", 1, MAX_QUERIES)
+        require_int(self.page, "page", 16, MAX_PAGE, multiple_of=16)
+        require_bool(self.causal, "causal")
+        require_dim(self.requests, "requests")
+        require_attention_tile(self.tile)
+        if self.tile is not None and self.tile.keys not in key_counts(self.page):
+            legal = key_counts(self.page)
+            raise InvalidSpec(
+                f"tile.keys is {self.tile.keys}; of pages of {self.page} records: {', '.join(map(str, legal))}",
+                field="tile.keys",
+                legal=legal,
+            )
+
+    def check_target(self, target: Target) -> None:
+        """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""
+        tiles_of(self, target)
+
+
+def key_counts(page: int) -> list[int]:
+    """Sizes of a block of keys: whole pages, or whole fractions of one."""
+    return [keys for keys in range(16, CHUNK + 1, 16) if keys % page == 0 or page % keys == 0]
+
+
+def tiles_of(spec: MlaDecodeSpec, target: Target) -> tuple[AttentionTiles, dict[str, Any]]:
+    """The tiles and why; raises :class:`DoesNotFit` if nothing fits."""
+    rows = spec.s_q * spec.heads
+    requests = NOMINAL_REQUESTS if spec.requests == DYNAMIC else int(spec.requests)
+    counts = (-(-rows // most) for most in ROW_BLOCKS)
+    return plan_attention(
+        target,
+        d_qk=spec.d_qk,
+        d_v=D_V,
+        shared_values=True,
+        # Of equal height, so that the last one is as full as can be.
+        row_counts=sorted({-(-rows // count // 16) * 16 for count in counts}),
+        key_counts=key_counts(spec.page),
+        total_rows=requests * rows,
+        given=spec.tile,
+    )
+
+
+def parameters(spec: MlaDecodeSpec) -> tuple[Parameter, ...]:
+    """What a call takes: queries, the cache, who owns which pages of it, the scale, output and lse."""
+    requests = "requests" if spec.requests == DYNAMIC else spec.requests
+    queries = (requests, spec.s_q, spec.heads)
+    return (
+        Parameter(name="q", role="in", dtype="bf16", shape=(*queries, spec.d_qk)),
+        Parameter(name="kv_cache", role="in", dtype="bf16", shape=("pages", spec.page, 1, spec.d_qk)),
+        Parameter(name="block_table", role="in", dtype="int32", shape=(requests, "max_pages")),
+        Parameter(name="cache_seqlens", role="in", dtype="int32", shape=(requests,)),
+        Parameter(name="softmax_scale", role="scalar", dtype="fp32"),
+        Parameter(name="out", role="out", dtype="bf16", shape=(*queries, D_V)),
+        Parameter(name="lse", role="out", dtype="fp32", shape=(requests, spec.heads, spec.s_q)),
+    )
+
+
+def build(spec: MlaDecodeSpec, target: Target) -> BuiltKernel:
+    """The TileLang program of ``spec`` for ``target``'s core count and buffer sizes.
+
+    Raises :class:`DoesNotFit` if no tile fits.
+    """
+    tiles, why = tiles_of(spec, target)
+    return BuiltKernel(
+        prim_func=_program(spec, tiles, target.cube_cores),
+        choices={**tiles.choices(), "why": why},
+        pass_configs=dict(PASS_CONFIGS),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """One tile: its request, the request's rows and keys, and the first row of the tile within it."""
+
+    call: Any
+    request: Any
+    row: Any
+    length: Any
+
+
+def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
+    """The TileLang function of ``spec``: both sides walk the tiles of all requests in turn."""
+    import tilelang.ascend.language as T
+
+    entry = Entry("mla_decode", parameters(spec))
+    requests = entry.extent("requests" if spec.requests == DYNAMIC else spec.requests)
+    max_pages = entry.extent("max_pages")
+    heads, s_q, page, keys = spec.heads, spec.s_q, spec.page, tiles.keys
+    request_rows, half = s_q * heads, tiles.rows // 2
+    request_tiles = -(-request_rows // tiles.rows)
+    run = min(keys, page)
+
+    @T.macro
+    def load_query(place: Any, q_l1: Any) -> None:
+        first = place.request * request_rows
+        rows = FlatRows(place.call.q, first + request_rows)
+        T.copy(rows[first + place.row : first + place.row + tiles.rows, 0 : spec.d_qk], q_l1)
+
+    @T.macro
+    def record(place: Any, key: Any) -> Any:
+        """Where a request's key lies among the records of all pages."""
+        number = place.call.block_table[place.request, T.truncdiv(key, page)]
+        return number * page + T.truncmod(key, page)
+
+    @T.macro
+    def load_keys(rings: Any, place: Any, block: Any) -> None:
+        row = T.alloc_var("int32")
+        count = T.alloc_var("int32")
+        left = T.alloc_var("int32")
+        copied = T.alloc_var("int32", init=0)
+        left = place.length - block * keys
+        if left < keys or keys <= page:
+            # The last block's first page brings zeros for all that follows, which other pages then replace.
+            row = record(place, block * keys)
+            count = T.min(left, run)
+            T.copy(
+                FlatRows(place.call.kv_cache, row + count)[row : row + keys, 0 : spec.d_qk],
+                rings.k_l1[rings.key_slot(block), :, :],
+            )
+            copied = 1
+            if keys > page:
+                T.ascend_pipe_barrier("PIPE_MTE2")
+        if keys > page:
+            for turn in T.serial(keys // page - copied):
+                first = (turn + copied) * page
+                count = T.min(left - first, page)
+                # What a table says behind the last page that a request has may be anything.
+                if count > 0:
+                    row = record(place, block * keys + first)
+                    T.assume(first >= 0)
+                    T.assume(first + count <= keys)
+                    T.copy(
+                        FlatRows(place.call.kv_cache, row + count)[row : row + count, 0 : spec.d_qk],
+                        rings.k_l1[rings.key_slot(block), first : first + count, :],
+                    )
+
+    def token_of(row: Any) -> Any:
+        """The token that each lane's row belongs to."""
+        token = T.simd.vdup(T.int32(0), "int32")
+        for later in range(1, s_q):
+            counted = T.simd.vdup(T.int32(later), "int32")
+            token = T.simd.vsel(counted, token, T.simd.vcmps(row, T.int32(later * heads), op="ge"))
+        return token
+
+    def limits(state: Any, place: Any) -> Any:
+        if not spec.causal:
+            return T.simd.vdup(place.length, "int32")
+        row = T.simd.vci(place.row + state.vector_core * half, "int32")
+        return T.simd.vadds(token_of(row), place.length - (s_q - 1))
+
+    @T.macro
+    def store(state: Any, call: Any, place: Any) -> None:
+        row = T.alloc_var("int32")
+        count = T.alloc_var("int32")
+        row = place.row + state.vector_core * half
+        count = T.max(T.min(request_rows - row, half), 0)
+        if count > 0:
+            first = place.request * request_rows + row
+            T.copy(
+                state.result_ub[0:count, 0:D_V],
+                FlatRows(call.out, requests * request_rows)[first : first + count, 0:D_V],
+            )
+        for segment in T.serial(T.truncdiv(count, SEGMENT)):
+            at = row + segment * SEGMENT
+            head = T.truncmod(at, heads)
+            token = T.truncdiv(at, heads)
+            T.copy(
+                state.lse_ub[segment * SEGMENT : segment * SEGMENT + SEGMENT, 0:1],
+                call.lse[place.request, head : head + SEGMENT, token : token + 1],
+            )
+
+    cube = attention_cube(tiles, load_query=load_query, load_keys=load_keys)
+    softmax = attention_softmax(tiles, limits=limits, store=store)
+
+    @T.macro
+    def walk(call: Any, core: Any, visit: Any) -> None:
+        turns = T.alloc_var("int32")
+        request = T.alloc_var("int32")
+        row = T.alloc_var("int32")
+        length = T.alloc_var("int32")
+        blocks = T.alloc_var("int32")
+        # Kept in a variable: TVM turns a loop whose extent is known to be 0 or 1 into its body.
+        turns = T.truncdiv(requests * request_tiles + cores - 1 - core, cores)
+        for turn in T.serial(turns):
+            request = T.truncdiv(turn * cores + core, request_tiles)
+            row = T.truncmod(turn * cores + core, request_tiles) * tiles.rows
+            length = T.max(T.min(call.cache_seqlens[request], max_pages * page), 0)
+            blocks = T.truncdiv(length + keys - 1, keys)
+            visit(_Place(call=call, request=request, row=row, length=length), blocks)
+
+    # A macro's text knows no functions of its own, so what a walk visits with is made out here.
+    def multiplier(rings: Any) -> Any:
+        @T.macro
+        def multiply(place: Any, blocks: Any) -> None:
+            cube.tile(rings, place, blocks)
+
+        return multiply
+
+    def weigher(state: Any, call: Any) -> Any:
+        @T.macro
+        def weigh(place: Any, blocks: Any) -> None:
+            softmax.tile(state, call, place, blocks)
+
+        return weigh
+
+    @T.macro
+    def cube_side(call: Any, core: Any, accumulator_ub: Any, weights_l1: Any) -> None:
+        rings = Rings()
+        cube.open(rings, accumulator_ub, weights_l1)
+        walk(call, core, multiplier(rings))
+        cube.close()
+
+    @T.macro
+    def vector_side(call: Any, core: Any, vector_core: Any, accumulator_ub: Any, weights_l1: Any) -> None:
+        state = softmax.open(accumulator_ub, weights_l1, vector_core)
+        walk(call, core, weigher(state, call))
+        softmax.close()
+
+    @T.macro
+    def block(call: Any) -> None:
+        with T.Kernel(cores) as core:
+            accumulator_ub = T.alloc_shared((tiles.accumulator_slots, half, CHUNK), "float32")
+            weights_l1 = T.alloc_l1((WEIGHT_SLOTS, tiles.rows, keys), "bfloat16")
+            with T.Cube():
+                cube_side(call, core, accumulator_ub, weights_l1)
+            with T.Vector() as vector_core:
+                vector_side(call, core, vector_core, accumulator_ub, weights_l1)
+
+    return entry.prim_func(block)
+
+
+PAGE = KernelPage(
+    computes="WIP",
+    arguments={
+        "q": "[requests, s_q, heads, d_qk]",
+        "kv_cache": "[pages, page, 1, d_qk]",
+        "block_table": "[requests, max_pages]",
+        "cache_seqlens": "[requests]",
+        "softmax_scale": "scale",
+        "out": "[requests, s_q, heads, 512]",
+        "lse": "[requests, heads, s_q]",
+    },
+    tolerance="WIP",
+    facts=("https://github.com/deepseek-ai/FlashMLA",),
+    serves=("flash_mla.flash_mla_with_kvcache",),
+    examples=(MlaDecodeSpec(),),
+)
+
+FAMILY = Family(
+    name="mla_decode",
+    summary="latent attention of a few queries per request over a paged bf16 cache",
+    spec_type=MlaDecodeSpec,
+    parameters=parameters,
+    build=build,
+    module=__name__,
+    sources=(
+        "kaas.kernel_library.attention.attention_cube",
+        "kaas.kernel_library.attention.attention_softmax",
+        "kaas.kernel_library.attention.attention_tiles",
+        "kaas.kernel_library.attention.row_views",
+        "kaas.kernel_library.choice",
+        "kaas.kernel_library.cube.cube_pipeline",
+        "kaas.kernel_library.cube.gemm_tiles",
+        "kaas.kernel_library.entry",
+    ),
+    page=PAGE,
+)
