@@ -47,37 +47,37 @@ def pass_barrier() -> Any:
 
 
 def sums_of_parts(*, event: int) -> Any:
-    """A macro ``(counts, part_ub, sums_ub, key, width, before, used)`` for ``width`` keys from ``key`` on.
+    """A macro ``(counts, part_ub, sums_ub, at, key, width, before, used)`` for ``width`` keys from ``key`` on.
 
-    ``counts`` is [PARTS, keys] in global memory, of which the first ``used`` parts have rows. ``sums_ub`` is
-    int32 [2, keys padded to registers]: the sums over the parts below ``before``, and over all of them.
-    ``part_ub`` is int32 [PARTS, 64]. The caller sets the flag V to MTE2 of ``event`` once before the first
-    call and waits for it after the last one.
+    ``counts`` is [PARTS, keys] in global memory, of which the first ``used`` parts have rows. Into ``sums_ub``,
+    int32 [2, whole registers], go from ``at`` on the sums over the parts below ``before``, and over all of
+    them. ``part_ub`` is int32 [PARTS, 64]. The caller sets the flag V to MTE2 of ``event`` once before the
+    first call and waits for it after the last one.
     """
     import tilelang.ascend.language as T
 
     @T.macro
-    def add(part_ub: Any, sums_ub: Any, key: Any, before: Any, used: Any) -> None:
+    def add(part_ub: Any, sums_ub: Any, at: Any, before: Any, used: Any) -> None:
         with T.SimdVF():
             sums = T.simd.alloc_var("int32")
             sums = T.simd.vdup(0, "int32")
             for part in T.serial(T.cast(before, "uint16")):
                 sums = T.simd.vadd(sums, T.simd.vld(part_ub[T.cast(part, "int32"), 0]))
-            T.simd.vsts(sums_ub[0, key], sums)
+            T.simd.vsts(sums_ub[0, at], sums)
             for part in T.serial(T.cast(used - before, "uint16")):
                 sums = T.simd.vadd(sums, T.simd.vld(part_ub[before + T.cast(part, "int32"), 0]))
-            T.simd.vsts(sums_ub[1, key], sums)
+            T.simd.vsts(sums_ub[1, at], sums)
 
     @T.macro
     def run(
-        counts: Any, part_ub: Any, sums_ub: Any, key: Any, width: Any, before: Any, used: Any
+        counts: Any, part_ub: Any, sums_ub: Any, at: Any, key: Any, width: Any, before: Any, used: Any
     ) -> None:
         T.ascend_wait_flag("V_MTE2", event)
         if used > 0:
             T.copy(counts[0:used, key : key + width], part_ub[0:used, 0:width])
         T.ascend_set_flag("MTE2_V", event)
         T.ascend_wait_flag("MTE2_V", event)
-        add(part_ub, sums_ub, key, before, used)
+        add(part_ub, sums_ub, at, before, used)
         T.ascend_set_flag("V_MTE2", event)
 
     return run
