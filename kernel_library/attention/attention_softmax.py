@@ -23,8 +23,8 @@ from kaas.kernel_library.cube.cube_pipeline import CORE_PAIR, VECTOR_LANES, Ring
 
 LEAST_SCORE = -3.4028234663852886e38
 """What m starts with: finite, so that exp(-inf - m) is 0 and never NaN."""
-LSE_PITCH = 8
-"""fp32 values of UB per row of lse: what a transfer of single values takes."""
+SPARSE_PITCH = 8
+"""fp32 values from row to row of lse in UB where each is stored on its own: transfers start at 32 bytes."""
 BLOCK_ELEMENTS = 16
 """bf16 values in 32 bytes: a column of L1."""
 RESULT_EVENT = WEIGHT_SLOTS
@@ -50,13 +50,15 @@ def attention_softmax(
     *,
     limits: Callable[[Rings, Any], Any],
     store: Callable[[Rings, Any, Any], Any],
+    lse_pitch: int,
 ) -> AttentionSoftmax:
     """The macros for ``tiles``; ``call.softmax_scale`` multiplies the scores.
 
     ``limits(state, place)``, in a vector function, returns int32 lanes: the first key, counted from the
     tile's first one, that each of this core's rows does not see. ``store(state, call, place)`` copies
-    ``state.result_ub`` [rows/2, d_v] and ``state.lse_ub`` [rows/2, LSE_PITCH], of which column 0 counts, to
-    global memory, on MTE3 only. ``state.vector_core`` is 0 or 1.
+    ``state.result_ub`` [rows/2, d_v] and ``state.lse_ub`` to global memory, on MTE3 only; the latter is
+    [rows/2] if ``lse_pitch`` is 1, and column 0 of [rows/2, SPARSE_PITCH] if it is that.
+    ``state.vector_core`` is 0 or 1.
     """
     import tilelang.ascend.language as T
 
@@ -71,7 +73,7 @@ def attention_softmax(
         weights_ub = T.alloc_shared((WEIGHT_SLOTS, keys // BLOCK_ELEMENTS, pitch, BLOCK_ELEMENTS), "bfloat16")
         values_ub = T.alloc_shared((half * d_v,), "float32")
         result_ub = T.alloc_shared((half, d_v), "bfloat16")
-        lse_ub = T.alloc_shared((half, LSE_PITCH), "float32")
+        lse_ub = T.alloc_shared((half,) if lse_pitch == 1 else (half, lse_pitch), "float32")
         largest = T.alloc_shared((VECTOR_LANES,), "float32")
         total = T.alloc_shared((VECTOR_LANES,), "float32")
         factors = T.alloc_shared((WEIGHT_SLOTS, VECTOR_LANES), "float32")
@@ -80,7 +82,7 @@ def attention_softmax(
         block_turn = T.alloc_var("int32", init=0)
         state.keep(weights_ub=weights_ub, values_ub=values_ub, result_ub=result_ub, lse_ub=lse_ub)
         state.keep(weights=T.view(weights_ub, (WEIGHT_SLOTS, keys * pitch)))
-        state.keep(result=T.view(result_ub, (half * d_v,)), lse=T.view(lse_ub, (half * LSE_PITCH,)))
+        state.keep(result=T.view(result_ub, (half * d_v,)), lse=T.view(lse_ub, (half * lse_pitch,)))
         state.keep(largest=largest, total=total, factors=factors, limits_ub=limits_ub)
         state.keep(accumulator=T.view(accumulator_ub, (acc_slots, half * CHUNK)), weights_l1=weights_l1)
         state.keep(turn=turn.buffer, block_turn=block_turn.buffer)
@@ -105,9 +107,7 @@ def attention_softmax(
     @T.macro
     def seen(state: Any, call: Any, slot: Any, row: Any, column: int, first: Any, limit: Any) -> Any:
         """64 scores of a row; those of keys that it does not see are -inf."""
-        scaled = T.simd.vmuls(
-            T.simd.vld(state.accumulator[slot, row * CHUNK + column]), call.softmax_scale
-        )
+        scaled = T.simd.vmuls(T.simd.vld(state.accumulator[slot, row * CHUNK + column]), call.softmax_scale)
         inside = T.simd.vcmp(T.simd.vci(first + column, "int32"), limit, op="lt")
         return T.simd.vsel(scaled, T.simd.vdup(T.float32(float("-inf")), "float32"), inside)
 
@@ -215,7 +215,7 @@ def attention_softmax(
                     T.simd.vsts(state.result[at], narrow, dist="PK_B32")
                 lse = T.simd.vadd(T.simd.vld(state.largest[row], dist="BRC_B32"), T.simd.vln(total))
                 lse = T.simd.vsel(T.simd.vdup(T.float32(float("inf")), "float32"), lse, none)
-                T.simd.vsts(state.lse[row * LSE_PITCH], lse, dist="ONEPT_B32")
+                T.simd.vsts(state.lse[row * lse_pitch], lse, dist="ONEPT_B32")
 
     @T.macro
     def tile(state: Any, call: Any, place: Any, blocks: Any) -> None:

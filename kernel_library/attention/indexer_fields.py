@@ -120,5 +120,12 @@ def require_room(spec: KernelSpec, target: Target) -> None:
         "UB": target.ub_bytes,
     }
     for name, taken in tiles_of(spec).buffer_bytes().items():
-        if taken > room[name]:
-            raise DoesNotFit(f"{name} holds {room[name]} bytes", buffer=name, excess_bytes=taken - room[name])
+        excess = taken - room[name]
+        if excess > 0:
+            raise DoesNotFit(
+                f"a block of queries needs {taken} bytes of {name}, {excess} more than there are",
+                field="heads",
+                legal="a part whose buffers are as large as those of Ascend950",
+                buffer=name,
+                excess_bytes=excess,
+            )

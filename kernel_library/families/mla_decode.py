@@ -6,18 +6,17 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from kaas.kernel_library.attention.attention_cube import attention_cube
-from kaas.kernel_library.attention.attention_softmax import LSE_PITCH, attention_softmax
+from kaas.kernel_library.attention.attention_program import ATTENTION_SOURCES, attention_program
+from kaas.kernel_library.attention.attention_softmax import SPARSE_PITCH
 from kaas.kernel_library.attention.attention_tiles import (
     CHUNK,
-    WEIGHT_SLOTS,
     AttentionTile,
     AttentionTiles,
     plan_attention,
     require_attention_tile,
 )
 from kaas.kernel_library.attention.row_views import FlatRows
-from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS, Rings
+from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
@@ -226,17 +225,17 @@ def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
                 state.result_ub[0:count, 0:D_V],
                 FlatRows(call.out, requests * request_rows)[first : first + count, 0:D_V],
             )
-        for segment in T.serial(T.truncdiv(count, SEGMENT)):
-            at = row + segment * SEGMENT
-            head = T.truncmod(at, heads)
-            token = T.truncdiv(at, heads)
-            T.copy(
-                state.lse_ub[segment * SEGMENT : segment * SEGMENT + SEGMENT, 0:1],
-                call.lse[place.request, head : head + SEGMENT, token : token + 1],
-            )
-
-    cube = attention_cube(tiles, load_query=load_query, load_keys=load_keys)
-    softmax = attention_softmax(tiles, limits=limits, store=store)
+            if s_q == 1:
+                T.copy(state.lse_ub[0:count], call.lse[place.request, row : row + count, 0])
+        if s_q > 1:
+            for segment in T.serial(T.truncdiv(count, SEGMENT)):
+                at = row + segment * SEGMENT
+                head = T.truncmod(at, heads)
+                token = T.truncdiv(at, heads)
+                T.copy(
+                    state.lse_ub[segment * SEGMENT : segment * SEGMENT + SEGMENT, 0:1],
+                    call.lse[place.request, head : head + SEGMENT, token : token + 1],
+                )
 
     @T.macro
     def walk(call: Any, core: Any, visit: Any) -> None:
@@ -254,45 +253,17 @@ def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
             blocks = T.truncdiv(length + keys - 1, keys)
             visit(_Place(call=call, request=request, row=row, length=length), blocks)
 
-    # A macro's text knows no functions of its own, so what a walk visits with is made out here.
-    def multiplier(rings: Any) -> Any:
-        @T.macro
-        def multiply(place: Any, blocks: Any) -> None:
-            cube.tile(rings, place, blocks)
-
-        return multiply
-
-    def weigher(state: Any, call: Any) -> Any:
-        @T.macro
-        def weigh(place: Any, blocks: Any) -> None:
-            softmax.tile(state, call, place, blocks)
-
-        return weigh
-
-    @T.macro
-    def cube_side(call: Any, core: Any, accumulator_ub: Any, weights_l1: Any) -> None:
-        rings = Rings()
-        cube.open(rings, accumulator_ub, weights_l1)
-        walk(call, core, multiplier(rings))
-        cube.close()
-
-    @T.macro
-    def vector_side(call: Any, core: Any, vector_core: Any, accumulator_ub: Any, weights_l1: Any) -> None:
-        state = softmax.open(accumulator_ub, weights_l1, vector_core)
-        walk(call, core, weigher(state, call))
-        softmax.close()
-
-    @T.macro
-    def block(call: Any) -> None:
-        with T.Kernel(cores) as core:
-            accumulator_ub = T.alloc_shared((tiles.accumulator_slots, half, CHUNK), "float32")
-            weights_l1 = T.alloc_l1((WEIGHT_SLOTS, tiles.rows, keys), "bfloat16")
-            with T.Cube():
-                cube_side(call, core, accumulator_ub, weights_l1)
-            with T.Vector() as vector_core:
-                vector_side(call, core, vector_core, accumulator_ub, weights_l1)
-
-    return entry.prim_func(block)
+    return attention_program(
+        entry,
+        tiles,
+        cores,
+        walk=walk,
+        load_query=load_query,
+        load_keys=load_keys,
+        limits=limits,
+        store=store,
+        lse_pitch=1 if s_q == 1 else SPARSE_PITCH,
+    )
 
 
 PAGE = KernelPage(
@@ -319,15 +290,6 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(
-        "kaas.kernel_library.attention.attention_cube",
-        "kaas.kernel_library.attention.attention_softmax",
-        "kaas.kernel_library.attention.attention_tiles",
-        "kaas.kernel_library.attention.row_views",
-        "kaas.kernel_library.choice",
-        "kaas.kernel_library.cube.cube_pipeline",
-        "kaas.kernel_library.cube.gemm_tiles",
-        "kaas.kernel_library.entry",
-    ),
+    sources=ATTENTION_SOURCES,
     page=PAGE,
 )
