@@ -74,9 +74,13 @@ class SelectTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise InvalidSpec(f"tile.chunk is {self.chunk}; legal: {legal}", field="tile.chunk", legal=legal)
 
 
-class TopkSelectSpec(
-    KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="topk_select"
-):
+def _require_tile(value: Any) -> None:
+    if value is not None and not isinstance(value, SelectTile):
+        legal = "a SelectTile or null"
+        raise InvalidSpec("tile is not a SelectTile(chunk=..., slots=...)", field="tile", legal=legal)
+
+
+class TopkSelectSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="topk_select"):
     """Exact top-k of rows of bf16 on the vector cores.
 
     Arguments in call order: input[rows, vocab] bf16; end[rows] int32 if ``end``; output_idx_offset[rows]
@@ -108,9 +112,7 @@ class TopkSelectSpec(
         require_bool(self.output_idx_offset, "output_idx_offset")
         require_bool(self.return_value, "return_value")
         require_bool(self.nan_flags, "nan_flags")
-        if self.tile is not None and not isinstance(self.tile, SelectTile):
-            legal = "a SelectTile or null"
-            raise InvalidSpec("tile is not a SelectTile(chunk=..., slots=...)", field="tile", legal=legal)
+        _require_tile(self.tile)
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if the spec's own tile does not fit ``target``'s UB."""
@@ -172,8 +174,8 @@ def _modelled(chunk: int, slots: int, vocab: int) -> Candidate:
     move = loads * vocab * VALUE_BYTES / DMA_BYTES_PER_CYCLE
     compute = vocab * CYCLES_PER_VALUE + PASSES * chunks * FUNCTION_OVERHEAD_CYCLES
     starts = loads * chunks * STAGE_OVERHEAD_CYCLES / (3 * max(slots - 1, 1))
-    # A row that fills more than half of the slots shows a part of the next one's load.
-    exposed = move / 2 if loads == 1 and 2 * chunks > slots else 0.0
+    # What does not fit beside a row that stays in UB is loaded when its last pass ends: half of it shows.
+    exposed = move * max(2 * chunks - slots, 0) / chunks / 2 if loads == 1 else 0.0
     bound = "memory" if move >= compute else "vector"
     return Candidate(
         tiles={"chunk": chunk, "slots": slots}, cycles=max(move, compute) + starts + exposed, bound=bound
@@ -303,8 +305,9 @@ def _program(spec: TopkSelectSpec, plan: SelectPlan, cores: int) -> Any:
             counters_ub = T.alloc_shared((COUNTER_ROWS, LANES), "uint16")
             state_ub = T.alloc_shared((STATE_ROWS, LANES), "int16")
             chosen_ub = T.alloc_shared((3, _padded_topk(spec)), "int16")
-            index_ub = T.alloc_shared((OUT_STAGES, _padded_topk(spec)), "int32")
-            out_value_ub = T.alloc_shared((OUT_STAGES, _padded_topk(spec)), "int16") if spec.return_value else None
+            result = (OUT_STAGES, _padded_topk(spec))
+            index_ub = T.alloc_shared(result, "int32")
+            value_ub = T.alloc_shared(result, "int16") if spec.return_value else None
             flag_ub = T.alloc_shared((OUT_STAGES, FLAG_PITCH), "int32") if spec.nan_flags else None
             turn = T.alloc_local((1,), "int32")
             turns = T.alloc_var("int32")
@@ -330,12 +333,16 @@ def _program(spec: TopkSelectSpec, plan: SelectPlan, cores: int) -> Any:
                 if spec.output_idx_offset:
                     offset = call.output_idx_offset[row]
                 selection = Selection(
-                    values_ub, T.view(values_ub, (slots, 2 * chunk), "uint8"), counters_ub, state_ub, chosen_ub
+                    values_ub,
+                    T.view(values_ub, (slots, 2 * chunk), "uint8"),
+                    counters_ub,
+                    state_ub,
+                    chosen_ub,
                 )
                 select(call, selection, row, turn, count, rank)
                 T.ascend_wait_flag("MTE3_V", stage)
-                finish(selection, call, (index_ub, out_value_ub, flag_ub), stage, rank, offset)
-                store(call, (index_ub, out_value_ub, flag_ub), row, stage)
+                finish(selection, call, (index_ub, value_ub, flag_ub), stage, rank, offset)
+                store(call, (index_ub, value_ub, flag_ub), row, stage)
             for slot in T.serial(slots):
                 T.ascend_wait_flag("V_MTE2", slot)
             for one in T.serial(OUT_STAGES):
@@ -361,19 +368,19 @@ FAMILY = Family(
     page=KernelPage(
         computes=(
             "Of the values 0 to `end[r]` - 1 of row r (of all, if there is no `end`), the `topk` largest: "
-            "`output_idx[r]` lists their places in ascending order plus `output_idx_offset[r]`, `output_val[r]` "
-            "the values to the bit. A row of no more than `topk` values gives all of them; the rest of its "
-            "indices is `idx_oob_fill_value`, to which no offset is added, the rest of its values "
-            "`value_oob_fill_value` rounded to bf16.\n\n"
-            "Values rank by their bits, +0 above -0, infinities where they belong. Equal ones go to the lower "
-            "index, so that a row has one answer, on every part.\n\n"
+            "`output_idx[r]` lists their places in ascending order plus `output_idx_offset[r]`, "
+            "`output_val[r]` the values to the bit. A row of no more than `topk` values gives all of them; "
+            "the rest of its indices is `idx_oob_fill_value`, to which no offset is added, the rest of its "
+            "values `value_oob_fill_value` rounded to bf16.\n\n"
+            "Values rank by their bits, +0 above -0, infinities where they belong. Equal ones go to the "
+            "lower index, so that a row has one answer, on every part.\n\n"
             "A NaN among a row's values makes all its indices 0x3F3F3F3F and all its values the fill. With "
             "`nan_flags` such a row also has `nan_found[r]` 1, every other one 0: a caller who wants to stop "
             "at a NaN looks there. Nothing traps on the device, as a trap would end all work on the stream. "
-            "What lies at or behind `end[r]` is never looked at. An `end` below 0 counts as 0, one beyond the "
-            "row as its length.\n\n"
-            "Every core takes every n-th row, and one row is the work of one core. A row that fits the chunks "
-            "in UB is read once, a longer one three times."
+            "What lies at or behind `end[r]` is never looked at. An `end` below 0 counts as 0, one beyond "
+            "the row as its length.\n\n"
+            "Every core takes every n-th row, and one row is the work of one core. A row that fits the "
+            "chunks in UB is read once, a longer one three times."
         ),
         arguments={
             "input": "row-major bf16; rows with padding at their ends are passed whole, with `end`",

@@ -68,7 +68,6 @@ def begin_row() -> Any:
                 T.simd.vsts(row.counters[i, 0], T.simd.vdup(0, "uint16"), dist="NORM_B16")
             for i in T.unroll(STATE_ROWS, explicit=True):
                 T.simd.vsts(row.state[i, 0], T.simd.vdup(0, "int16"), dist="NORM_B16")
-            T.simd.mem_bar("VST_VLD")
 
     return run
 
@@ -101,7 +100,9 @@ def _count_bytes(k: int, part: int) -> Any:
                 flip = T.simd.vsel(T.simd.vdup(0xFF, "uint8"), T.simd.vdup(0, "uint8"), is_positive)
             for i in T.serial(T.cast(vectors, "uint16")):
                 there = T.simd.update_mask(T.cast(length - T.cast(i, "int32") * BYTES, "uint32"), 8)
-                low, high = T.simd.vld2(row.value_bytes[slot, T.cast(i, "int32") * 2 * BYTES], dist="DINTLV_B8")
+                low, high = T.simd.vld2(
+                    row.value_bytes[slot, T.cast(i, "int32") * 2 * BYTES], dist="DINTLV_B8"
+                )
                 if part == HIGH:
                     positive = T.simd.vcmps(high, T.uint8(0x80), op="lt")
                     key = T.simd.vsel(T.simd.vxor(high, T.simd.vdup(0x7F, "uint8")), high, positive)
@@ -115,7 +116,6 @@ def _count_bytes(k: int, part: int) -> Any:
             # Beyond k + 1 nothing is told apart, and counters of long rows must not overflow.
             T.simd.vsts(row.counters[part, 0], T.simd.vmins(sums[0], T.uint16(k + 1)), dist="NORM_B16")
             T.simd.vsts(row.counters[part + 1, 0], T.simd.vmins(sums[1], T.uint16(k + 1)), dist="NORM_B16")
-            T.simd.mem_bar("VST_VLD")
 
     return run
 
@@ -135,13 +135,12 @@ def find_bucket() -> Any:
             both = T.simd.vadd(bucket, T.simd.vshls(bucket, T.int16(8)))
             T.simd.vsts(row.state[BUCKET, 0], both, dist="NORM_B16")
             T.simd.vsts(row.state[BETTER, 0], better, dist="NORM_B16")
-            T.simd.mem_bar("VST_VLD")
 
     return run
 
 
 def find_threshold() -> Any:
-    """A macro ``(selection, rank)`` after the second pass: the ``rank``-th value, how many equal ones to take.
+    """A macro ``(selection, rank)`` after the second pass: the ``rank``-th value, and how many like it.
 
     Rank 0, of an empty row, takes nothing.
     """
@@ -165,13 +164,12 @@ def find_threshold() -> Any:
             T.simd.vsts(row.state[FLIP, 0], flip, dist="NORM_B16")
             T.simd.vsts(row.state[THRESHOLD, 0], T.simd.vxor(bits, flip), dist="NORM_B16")
             T.simd.vsts(row.state[LIMIT, 0], T.simd.vsub(wanted, better_low), dist="NORM_B16")
-            T.simd.mem_bar("VST_VLD")
 
     return run
 
 
 def _bucket_of_rank() -> Any:
-    """A macro ``(counters, part, rank)``: the first bucket whose count reaches ``rank``; the count before it."""
+    """A macro ``(counters, part, rank)``: the first bucket whose count reaches ``rank``, the count before."""
     import tilelang.ascend.language as T
 
     @T.macro
@@ -187,9 +185,7 @@ def _bucket_of_rank() -> Any:
             T.simd.vsel(none, T.simd.vci(T.int16(LANES), "int16"), second_before),
         )
         # Counts only grow: the last one below the rank is the largest one below it.
-        before = T.simd.vmax(
-            T.simd.vsel(first, zero, first_before), T.simd.vsel(second, zero, second_before)
-        )
+        before = T.simd.vmax(T.simd.vsel(first, zero, first_before), T.simd.vsel(second, zero, second_before))
         bucket = T.simd.vdupv(T.simd.vcmin(reached))
         better = T.simd.vdupv(T.simd.vcmax(before))
         return bucket, better
@@ -243,16 +239,13 @@ def choose(*, wide: bool) -> Any:
                 T.simd.vscatter(low, row.chosen[1, 0], target, chosen)
                 if wide:
                     T.simd.vscatter(high, row.chosen[2, 0], target, chosen)
-                count = T.simd.vdupv(
-                    T.simd.vadd(position, T.simd.vsel(one, zero, chosen)), pos="POS_HIGHEST"
-                )
+                count = T.simd.vdupv(T.simd.vadd(position, T.simd.vsel(one, zero, chosen)), pos="POS_HIGHEST")
                 # Beyond the limit nothing is taken; a long row of equal values must not overflow.
                 seen = T.simd.vdupv(T.simd.vadd(rank, T.simd.vsel(one, zero, equal)), pos="POS_HIGHEST")
                 equals = T.simd.vmin(seen, limit)
             T.simd.vsts(row.state[COUNT, 0], count, dist="NORM_B16")
             T.simd.vsts(row.state[EQUALS, 0], equals, dist="NORM_B16")
             T.simd.vsts(row.state[LARGEST, 0], largest, dist="NORM_B16")
-            T.simd.mem_bar("VST_VLD")
 
     return run
 
@@ -261,10 +254,10 @@ def finish_row(k: int, *, wide: bool, values: bool, flags: bool) -> Any:
     """A macro that turns what was chosen into a row of results in stage ``stage`` of its UB buffers.
 
     Arguments: the selection; the call, whose scalars idx_oob_fill_value (int32) and value_oob_fill_value
-    (fp32, rounded to bf16) lie behind what was chosen; ``out``, a tuple of UB buffers int32 [stages, k padded],
-    int16 of the same shape or None, int32 [stages, 8] or None; ``stage``; ``rank``, how many were chosen;
-    ``offset`` that is added to their places. A row with a NaN has :data:`MARK` for all indices, the fill for
-    all values and 1 for its flag.
+    (fp32, rounded to bf16) lie behind what was chosen; ``out``, a tuple of UB buffers int32 [stages, k
+    padded], int16 of the same shape or None, int32 [stages, 8] or None; ``stage``; ``rank``, how many were
+    chosen; ``offset`` that is added to their places. A row with a NaN has :data:`MARK` for all indices, the
+    fill for all values and 1 for its flag.
     """
     import tilelang.ascend.language as T
 
@@ -295,10 +288,7 @@ def finish_row(k: int, *, wide: bool, values: bool, flags: bool) -> Any:
             for i in T.serial(T.uint16(-(-k // LANES))):
                 at = T.cast(i, "int32") * LANES
                 low = T.simd.vld(row.chosen[1, at])
-                if wide:
-                    high = T.simd.vld(row.chosen[2, at])
-                else:
-                    high = T.simd.vdup(0, "int16")
+                high = T.simd.vld(row.chosen[2, at]) if wide else T.simd.vdup(0, "int16")
                 front, back = T.simd.vintlv(low, high)
                 T.simd.vsts(index_ub[stage, at], indices(front, at, rank, offset, index_fill, is_nan))
                 behind = at + LANES // 2
