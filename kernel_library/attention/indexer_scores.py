@@ -146,12 +146,10 @@ def indexer_scores(
 
     @T.macro
     def load_queries(rings: Any, call: Any, block: Any) -> None:
-        slot = T.alloc_var("int32")
         row = T.alloc_var("int32")
         tiles_here = T.alloc_var("int32")
-        slot = rings.blocks[0] % QUERY_SLOTS
         tiles_here = tile_count(block)
-        T.ascend_wait_flag("MTE1_MTE2", QUERIES_IN_L1 + slot)
+        T.ascend_wait_flag("MTE1_MTE2", QUERIES_IN_L1 + rings.blocks[0] % QUERY_SLOTS)
         for tile in T.serial(tiles_here):
             row = (block.first + tile * per_tile) * heads
             T.copy(
@@ -163,8 +161,8 @@ def indexer_scores(
                 rings.q_scales_l1[rings.blocks[0] % QUERY_SLOTS, tile, :, :],
                 transpose=True,
             )
-        T.ascend_set_flag("MTE2_MTE1", QUERIES_IN_L1 + slot)
-        T.ascend_wait_flag("MTE2_MTE1", QUERIES_IN_L1 + slot)
+        T.ascend_set_flag("MTE2_MTE1", QUERIES_IN_L1 + rings.blocks[0] % QUERY_SLOTS)
+        T.ascend_wait_flag("MTE2_MTE1", QUERIES_IN_L1 + rings.blocks[0] % QUERY_SLOTS)
         T.ascend_wait_flag("M_MTE1", QUERIES_IN_L0)
         for tile in T.serial(tiles_here):
             T.copy(
@@ -175,7 +173,7 @@ def indexer_scores(
                 rings.q_scales_l1[rings.blocks[0] % QUERY_SLOTS, tile, :, :],
                 rings.q_scales_l0[tile, :, :],
             )
-        T.ascend_set_flag("MTE1_MTE2", QUERIES_IN_L1 + slot)
+        T.ascend_set_flag("MTE1_MTE2", QUERIES_IN_L1 + rings.blocks[0] % QUERY_SLOTS)
         T.ascend_set_flag("MTE1_M", QUERIES_IN_L0)
         T.ascend_wait_flag("MTE1_M", QUERIES_IN_L0)
         rings.blocks[0] += 1
@@ -205,11 +203,9 @@ def indexer_scores(
     @T.macro
     def multiply(rings: Any, accumulators: Any, tile: Any, taker: Any) -> None:
         """One tile's products with the keys in L0B, handed to vector core ``taker``."""
-        slot = T.alloc_var("int32")
         flag = T.alloc_var("int32")
-        slot = rings.products[0] % L0C_SLOTS
         flag = taker * SECOND_VECTOR_CORE + rings.given[taker] % UB_SLOTS
-        T.ascend_wait_flag("FIX_M", slot)
+        T.ascend_wait_flag("FIX_M", rings.products[0] % L0C_SLOTS)
         T.gemm_blockscaled(
             rings.q_l0[tile, :, :],
             rings.k_l0[rings.turn[0] % L0B_SLOTS, :, :],
@@ -219,8 +215,8 @@ def indexer_scores(
             transpose_B=True,
             clear_accum=True,
         )
-        T.ascend_set_flag("M_FIX", slot)
-        T.ascend_wait_flag("M_FIX", slot)
+        T.ascend_set_flag("M_FIX", rings.products[0] % L0C_SLOTS)
+        T.ascend_wait_flag("M_FIX", rings.products[0] % L0C_SLOTS)
         T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_FIX", UB_EMPTY + flag)
         T.copy(
             rings.l0c[rings.products[0] % L0C_SLOTS, :, :],
@@ -228,7 +224,7 @@ def indexer_scores(
             sub_blockid=taker,
         )
         T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_FIX", UB_FULL + flag)
-        T.ascend_set_flag("FIX_M", slot)
+        T.ascend_set_flag("FIX_M", rings.products[0] % L0C_SLOTS)
         rings.products[0] += 1
         rings.given[taker] += 1
 
@@ -401,25 +397,28 @@ def indexer_scores(
 
     @T.macro
     def finish_tile(state: Any, call: Any, accumulators: Any, block: Any, tile: Any, key: Any) -> None:
-        slot = T.alloc_var("int32")
-        line = T.alloc_var("int32")
         held = T.alloc_var("int32")
         query = T.alloc_var("int32")
         first = T.alloc_var("int32")
         behind = T.alloc_var("int32")
-        slot = state.taken[0] % UB_SLOTS
-        line = state.taken[0] % LINE_SLOTS
         held = T.min(per_tile, block.count - tile * per_tile)
-        T.ascend_wait_flag("MTE3_V", line)
-        T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_V", UB_FULL + slot)
-        add_heads(state, accumulators, slot, line, tile * (per_tile * heads), held)
-        T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_V", UB_EMPTY + slot)
+        T.ascend_wait_flag("MTE3_V", state.taken[0] % LINE_SLOTS)
+        T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_V", UB_FULL + state.taken[0] % UB_SLOTS)
+        add_heads(
+            state,
+            accumulators,
+            state.taken[0] % UB_SLOTS,
+            state.taken[0] % LINE_SLOTS,
+            tile * (per_tile * heads),
+            held,
+        )
+        T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_V", UB_EMPTY + state.taken[0] % UB_SLOTS)
         for one in T.serial(held):
             start, end = window(call, block.first + tile * per_tile + one)
             if T.And(start > key, T.And(start < end, start < key + STEP_KEYS)):
-                move_down(state, line, one, start - key)
-        T.ascend_set_flag("V_MTE3", line)
-        T.ascend_wait_flag("V_MTE3", line)
+                move_down(state, state.taken[0] % LINE_SLOTS, one, start - key)
+        T.ascend_set_flag("V_MTE3", state.taken[0] % LINE_SLOTS)
+        T.ascend_wait_flag("V_MTE3", state.taken[0] % LINE_SLOTS)
         for one in T.serial(held):
             query = block.first + tile * per_tile + one
             start, end = window(call, query)
@@ -428,15 +427,15 @@ def indexer_scores(
             if first < behind:
                 if start > key:
                     T.copy(
-                        state.moved[line, one, 0 : behind - first],
+                        state.moved[state.taken[0] % LINE_SLOTS, one, 0 : behind - first],
                         call.out[query, first - start : behind - start],
                     )
                 else:
                     T.copy(
-                        state.lines[line, one, 0 : behind - first],
+                        state.lines[state.taken[0] % LINE_SLOTS, one, 0 : behind - first],
                         call.out[query, first - start : behind - start],
                     )
-        T.ascend_set_flag("MTE3_V", line)
+        T.ascend_set_flag("MTE3_V", state.taken[0] % LINE_SLOTS)
         state.taken[0] += 1
 
     @T.macro
