@@ -3,14 +3,18 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
-import math
 from typing import Annotated, Any, Literal
 
-import msgspec
-
-from kaas.kernel_library.choice import Candidate, TooLarge, report
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
+from kaas.kernel_library.routing.column_tiles import (
+    COLUMN_TILE_SOURCE,
+    MAX_COLUMNS,
+    ColumnTile,
+    TokenSum,
+    choose_columns,
+    require_column_tile,
+)
 from kaas.kernel_library.routing.index_batches import BLOCK_BYTES, INDEX_BYTES, index_batches, index_pitch
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
@@ -25,40 +29,17 @@ from kaas.kernel_library.spec import (
     within,
 )
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
-from kaas.kernel_library.vector.row_plan import (
-    DMA_BYTES_PER_CYCLE,
-    MAX_STAGES,
-    NOMINAL_ROWS,
-    STAGE_OVERHEAD_CYCLES,
-    VECTOR_BYTES_PER_CYCLE,
-    VECTOR_LANES,
-    padded,
-)
+from kaas.kernel_library.vector.row_plan import NOMINAL_ROWS, VECTOR_LANES
 from kaas.kernel_library.vector.wide_values import WIDE_VALUE_SOURCE, load_wide, store_wide, unroll_of
 from kaas.proto.dtypes import ELEMENT_TYPES
-from kaas.proto.errors import DoesNotFit, InvalidSpec
+from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
 MAX_TOPK = 32
-MAX_COLUMNS = 65536
 TOKEN_BATCH = 128
-MAX_CHUNKS = 32
-TRANSFER_CYCLES = 60.0
-"""What one more transfer of a row costs MTE2 to start, in the model."""
 BATCH_EVENT, SCALE_EVENT = 6, 7
-
-
-class ColumnTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An explicit choice: columns of a token that a UB stage holds, and stages in flight."""
-
-    columns: Annotated[int, within(VECTOR_LANES, MAX_COLUMNS, multiple_of=VECTOR_LANES)]
-    stages: Annotated[int, within(1, MAX_STAGES)]
-
-    def __post_init__(self) -> None:
-        require_int(self.columns, "tile.columns", VECTOR_LANES, MAX_COLUMNS, multiple_of=VECTOR_LANES)
-        require_int(self.stages, "tile.stages", 1, MAX_STAGES)
 
 
 class ReduceFusedSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="reduce_fused"):
@@ -98,12 +79,7 @@ class ReduceFusedSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_on
             )
         require_dim(self.tokens, "tokens")
         require_dim(self.expanded, "expanded")
-        if self.tile is not None and not isinstance(self.tile, ColumnTile):
-            raise InvalidSpec(
-                "tile is not a ColumnTile(columns=..., stages=...)",
-                field="tile",
-                legal="a ColumnTile or null",
-            )
+        require_column_tile(self.tile)
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if a given tile does not fit ``target``'s UB."""
@@ -115,61 +91,19 @@ def choose_tile(spec: ReduceFusedSpec, target: Target) -> tuple[ColumnTile, dict
 
     Raises :class:`DoesNotFit` if a given tile needs more UB than there is.
     """
-    room = target.ub_bytes - _fixed_bytes(spec)
-    tokens = NOMINAL_ROWS if spec.tokens == DYNAMIC else int(spec.tokens)
-    per_core = math.ceil(tokens / target.vector_cores)
-    candidates: list[Candidate] = []
-    too_large: list[TooLarge] = []
-    for chunks in range(1, MAX_CHUNKS + 1):
-        columns = padded(-(-spec.hidden // chunks))
-        for stages in range(2, MAX_STAGES + 1):
-            tile = ColumnTile(columns=columns, stages=stages)
-            excess = stages * _stage_bytes(spec, columns) - room
-            tiles = msgspec.structs.asdict(tile)
-            if excess > 0:
-                too_large.append(TooLarge(tiles=tiles, buffer="UB", excess_bytes=excess))
-            elif not any(one.tiles == tiles for one in candidates):
-                candidates.append(_modelled(spec, tile, per_core))
-    if spec.tile is not None:
-        excess = spec.tile.stages * _stage_bytes(spec, spec.tile.columns) - room
-        if excess > 0:
-            raise DoesNotFit(
-                f"{spec.tile.stages} stages of {spec.tile.columns} columns need {excess} bytes of UB more "
-                "than there are",
-                field="tile",
-                legal="fewer columns or stages",
-                buffer="UB",
-                excess_bytes=excess,
-            )
-        best = _modelled(spec, spec.tile, per_core)
-    else:
-        best = min(candidates, key=lambda one: (one.cycles, one.tiles["stages"], one.tiles["columns"]))
-    why = report(best, candidates, too_large, given=spec.tile is not None)
-    return ColumnTile(**best.tiles), why
-
-
-def _fixed_bytes(spec: ReduceFusedSpec) -> int:
-    """Positions and weights of a batch of tokens, and the scale."""
-    return TOKEN_BATCH * index_pitch(spec.topk) * INDEX_BYTES * (2 if spec.weights else 1) + BLOCK_BYTES
-
-
-def _stage_bytes(spec: ReduceFusedSpec, columns: int) -> int:
-    rows = columns * (spec.topk * DTYPE_BYTES[spec.dtype] + DTYPE_BYTES[spec.dtype_y])
-    factors = index_pitch(spec.topk) * INDEX_BYTES + spec.topk * BLOCK_BYTES * spec.row_scales
-    return rows + factors
-
-
-def _modelled(spec: ReduceFusedSpec, tile: ColumnTile, per_core: int) -> Candidate:
-    transferred = min(tile.columns, spec.hidden) * spec.topk * DTYPE_BYTES[spec.dtype]
-    move = transferred / DMA_BYTES_PER_CYCLE + spec.topk * TRANSFER_CYCLES
-    compute = tile.columns * spec.topk * DTYPE_BYTES["fp32"] / VECTOR_BYTES_PER_CYCLE
-    exposed = STAGE_OVERHEAD_CYCLES / (3 * max(tile.stages - 1, 1))
-    step = max(move, compute) + exposed if tile.stages > 1 else move + compute + STAGE_OVERHEAD_CYCLES
-    return Candidate(
-        tiles=msgspec.structs.asdict(tile),
-        cycles=per_core * -(-spec.hidden // tile.columns) * step + move + STAGE_OVERHEAD_CYCLES,
-        bound="memory" if move >= compute else "vector",
+    loaded = spec.topk * DTYPE_BYTES[spec.dtype]
+    factors = TOKEN_BATCH * index_pitch(spec.topk) * INDEX_BYTES
+    work = TokenSum(
+        hidden=spec.hidden,
+        rows=spec.topk,
+        tokens=NOMINAL_ROWS if spec.tokens == DYNAMIC else int(spec.tokens),
+        column_bytes=loaded + DTYPE_BYTES[spec.dtype_y],
+        loaded_bytes=loaded,
+        stage_bytes=index_pitch(spec.topk) * INDEX_BYTES + spec.topk * BLOCK_BYTES * spec.row_scales,
+        # Positions and weights of a batch of tokens, and the scale.
+        fixed_bytes=factors * (2 if spec.weights else 1) + BLOCK_BYTES,
     )
+    return choose_columns(work, target, spec.tile)
 
 
 def parameters(spec: ReduceFusedSpec) -> tuple[Parameter, ...]:
@@ -345,7 +279,12 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, "kaas.kernel_library.routing.index_batches", WIDE_VALUE_SOURCE),
+    sources=(
+        *ROW_KERNEL_SOURCES,
+        COLUMN_TILE_SOURCE,
+        "kaas.kernel_library.routing.index_batches",
+        WIDE_VALUE_SOURCE,
+    ),
     page=KernelPage(
         computes=(
             "`y[t] = sum over k of x[token_topk_to_pos[t, k]] * weights[t, k]`: in fp32, from 0, in order\n"
