@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kaas.kernel_library.cube.scaled_operands import PAIR
-from kaas.kernel_library.spec import KernelSpec, require_bool, require_dim, require_int, require_one_of
+from kaas.kernel_library.spec import (
+    DYNAMIC,
+    KernelSpec,
+    require_bool,
+    require_dim,
+    require_int,
+    require_one_of,
+)
 from kaas.proto.errors import DoesNotFit
 from kaas.proto.target import Target
 
@@ -103,6 +110,16 @@ def require_indexer_fields(spec: Any) -> None:
     require_dim(spec.tokens, "tokens", MAX_TOKENS)
     require_dim(spec.columns, "columns")
     require_bool(spec.clean, "clean")
+
+
+def require_next_n(next_n: Any, tokens: Any, most: int) -> None:
+    """Raise :class:`InvalidSpec` unless ``tokens`` queries are whole requests of ``next_n``, or of any size."""
+    require_dim(tokens, "tokens", MAX_TOKENS)
+    if next_n is None:
+        return
+    require_int(next_n, "next_n", 1, most)
+    if tokens != DYNAMIC:
+        require_int(tokens, "tokens", 1, MAX_TOKENS, multiple_of=next_n)
 
 
 def tiles_of(spec: Any) -> IndexerTiles:

@@ -102,15 +102,15 @@ def indexer_scores(
     clean: bool,
     walk: Callable[[Any, Any, Any], Any],
     window: Callable[[Any, Any], Any],
-    load_keys: Callable[[Any, Any, Any, Any, Any], Any],
+    load_keys: Callable[[Rings, Any, Any, Any], Any],
 ) -> IndexerScores:
     """The macros for ``tokens`` queries and a result of ``columns`` columns.
 
     ``walk(call, core, visit)`` calls ``visit(block)`` for a core's blocks, on both sides alike.
     ``window(call, query)`` returns the first key of a query and the one after its last, none where they are
-    equal. ``load_keys(call, block, key, values_l1, scales_l1)`` issues the copies of a step from key ``key``
-    on to an L1 slot [STEP_KEYS, head_dim] and its scales [STEP_KEYS, pairs] on MTE2; keys behind the block's
-    end may hold anything. ``clean`` fills a row behind its window with minus infinity.
+    equal. ``load_keys(rings, call, block, key)`` issues the copies of a step from key ``key`` on on MTE2: to
+    slot ``key_slot(rings)`` of ``rings.k_l1`` [KEY_SLOTS, STEP_KEYS, head_dim] and of ``rings.k_scales_l1``
+    [KEY_SLOTS, STEP_KEYS, pairs]; keys behind the block's end may become anything. ``clean`` fills a row behind its window with minus infinity.
     """
     import tilelang.ascend.language as T
 
@@ -181,13 +181,7 @@ def indexer_scores(
     @T.macro
     def bring_keys(rings: Any, call: Any, block: Any, key: Any) -> None:
         T.ascend_wait_flag("MTE1_MTE2", rings.turn[0] % KEY_SLOTS)
-        load_keys(
-            call,
-            block,
-            key,
-            rings.k_l1[rings.turn[0] % KEY_SLOTS, :, :],
-            rings.k_scales_l1[rings.turn[0] % KEY_SLOTS, :, :],
-        )
+        load_keys(rings, call, block, key)
         T.ascend_set_flag("MTE2_MTE1", rings.turn[0] % KEY_SLOTS)
         T.ascend_wait_flag("MTE2_MTE1", rings.turn[0] % KEY_SLOTS)
         T.ascend_wait_flag("M_MTE1", rings.turn[0] % L0B_SLOTS)
@@ -489,6 +483,11 @@ def indexer_scores(
         close_vector()
 
     return IndexerScores(cube_side, vector_side)
+
+
+def key_slot(rings: Rings) -> Any:
+    """The L1 slot of the running step, as an expression: a macro's argument would have no known bounds."""
+    return rings.turn[0] % KEY_SLOTS
 
 
 def aligned_down(key: Any) -> Any:

@@ -21,6 +21,7 @@ from kaas.kernel_library.attention.indexer_scores import (
     Block,
     aligned_down,
     indexer_scores,
+    key_slot,
 )
 from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS
 from kaas.kernel_library.cube.scaled_operands import PAIR
@@ -118,9 +119,13 @@ def _program(spec: MqaLogitsSpec, cores: int) -> Any:
         return start, end
 
     @T.macro
-    def load_keys(call: Any, block: Any, key: Any, values_l1: Any, scales_l1: Any) -> None:
-        T.copy(call.kv[key : key + STEP_KEYS, 0:dim], values_l1)
-        T.copy(call.kv_scales[0:pairs, key : key + STEP_KEYS], scales_l1, transpose=True)
+    def load_keys(rings: Any, call: Any, block: Any, key: Any) -> None:
+        T.copy(call.kv[key : key + STEP_KEYS, 0:dim], rings.k_l1[key_slot(rings), :, :])
+        T.copy(
+            call.kv_scales[0:pairs, key : key + STEP_KEYS],
+            rings.k_scales_l1[key_slot(rings), :, :],
+            transpose=True,
+        )
 
     @T.macro
     def walk(call: Any, core: Any, visit: Any) -> None:
