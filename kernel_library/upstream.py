@@ -143,6 +143,7 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
         "tile_kernels.transform.apply_rotary",
         *_named("tile_kernels.rand", "randn", "randn_like", "set_seed"),
     ),
+    "DeepSelect": _named("deep_select", "topk", "get_stride_requirement"),
 }
 
 _ATTENTION = "the scores of the sparse attention's indexer, which belongs to the attention kernels"
@@ -198,6 +199,11 @@ NOT_SERVED: dict[str, str] = {
         "takes tables of device addresses, which no argument of a spec can be; mhc_pre_apply and mhc_post, "
         "once per layer, compute the same"
     ),
+    "deep_select.topk": (
+        "a NaN is reported per row, not trapped; begin, hint, other dtypes and an order by value are "
+        "refused by its Ascend kernels too"
+    ),
+    "deep_select.get_stride_requirement": "none to ask for: rows lie one behind another at any alignment",
     "tile_kernels.quant.unpack_from_e2m1fn_x2": "a view on the host; cast_back unpacks on the device",
     "tile_kernels.rand.set_seed": "state on the host; here every call of randn passes its own seed",
 }

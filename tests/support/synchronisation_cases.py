@@ -34,6 +34,7 @@ from kaas.kernel_library.families.rmsnorm_backward import RmsNormBackwardSpec
 from kaas.kernel_library.families.rope import RopeSpec
 from kaas.kernel_library.families.swiglu import SwigluSpec
 from kaas.kernel_library.families.topk_gate import TopkGateSpec
+from kaas.kernel_library.families.topk_select import SelectTile, TopkSelectSpec
 from kaas.kernel_library.references.number_formats import pack_pairs
 from kaas.kernel_library.spec import KernelSpec
 from kaas.kernel_library.vector.row_plan import RowTile
@@ -233,6 +234,16 @@ def _rope(generator: torch.Generator) -> Mapping[str, Any]:
     }
 
 
+def _select(generator: torch.Generator) -> Mapping[str, Any]:
+    """Rows that stay in UB and longer ones in turn, each of other values."""
+    return {
+        "input": _drawn(generator, "bf16", 60, 1400),
+        "end": torch.randint(0, 1401, (60,), generator=generator).int(),
+        "idx_oob_fill_value": -1,
+        "value_oob_fill_value": -1.0,
+    }
+
+
 CASES: dict[str, Case] = {
     "gemm": _gemm(),
     "gemm ragged": _gemm(m=107, n=119, k=200),
@@ -308,4 +319,5 @@ CASES: dict[str, Case] = {
     "engram_gate": Case(EngramGateSpec(hidden=192), _gate, NEAR),
     "engram_hash": Case(EngramHashSpec(ngram=3, layers=2, tables=8), _hash),
     "rope": Case(RopeSpec(heads=1, width=64), _rope),
+    "topk_select": Case(TopkSelectSpec(topk=70, end=True, tile=SelectTile(chunk=256, slots=3)), _select),
 }
