@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from kaas.kernel_library.families.engram_weight_gradient import (
         EngramWeightGradientSpec as EngramWeightGradientSpec,
     )
+    from kaas.kernel_library.families.ep_combine import EpCombineSpec as EpCombineSpec
+    from kaas.kernel_library.families.ep_expand import EpExpandSpec as EpExpandSpec
+    from kaas.kernel_library.families.ep_layout import EpLayoutSpec as EpLayoutSpec
+    from kaas.kernel_library.families.ep_pack import EpPackSpec as EpPackSpec
+    from kaas.kernel_library.families.ep_prefix import EpPrefixSpec as EpPrefixSpec
     from kaas.kernel_library.families.expand_to_fused import ExpandToFusedSpec as ExpandToFusedSpec
     from kaas.kernel_library.families.expert_mlp import ExpertMlpSpec as ExpertMlpSpec
     from kaas.kernel_library.families.fused_mapping import FusedMappingSpec as FusedMappingSpec
@@ -102,6 +107,9 @@ if TYPE_CHECKING:
         UniqueGroupIndicesSpec as UniqueGroupIndicesSpec,
     )
     from kaas.kernel_library.registry import parse_spec as parse_spec
+    from kaas.kernel_library.routing.expert_parallel import (
+        ExpertParallelTopology as ExpertParallelTopology,
+    )
     from kaas.kernel_library.spec import KernelSpec as KernelSpec
     from kaas.kernel_library.vector.row_plan import RowTile as RowTile
     from kaas.proto.errors import ArtifactDamaged as ArtifactDamaged
@@ -154,6 +162,11 @@ _MODULES = {
     "EngramSinkhornStepReduceSpec": "kaas.kernel_library.families.engram_sinkhorn_step_reduce",
     "EngramSinkhornStepSpec": "kaas.kernel_library.families.engram_sinkhorn_step",
     "EngramWeightGradientSpec": "kaas.kernel_library.families.engram_weight_gradient",
+    "EpCombineSpec": "kaas.kernel_library.families.ep_combine",
+    "EpExpandSpec": "kaas.kernel_library.families.ep_expand",
+    "EpLayoutSpec": "kaas.kernel_library.families.ep_layout",
+    "EpPackSpec": "kaas.kernel_library.families.ep_pack",
+    "EpPrefixSpec": "kaas.kernel_library.families.ep_prefix",
     "ExpandToFusedSpec": "kaas.kernel_library.families.expand_to_fused",
     "ExpertMlpSpec": "kaas.kernel_library.families.expert_mlp",
     "FusedMappingSpec": "kaas.kernel_library.families.fused_mapping",
@@ -197,6 +210,7 @@ _MODULES = {
     "TopkGroupsSpec": "kaas.kernel_library.families.topk_groups",
     "UniqueGroupIndicesSpec": "kaas.kernel_library.families.unique_group_indices",
     "GemmTile": "kaas.kernel_library.cube.gemm_fields",
+    "ExpertParallelTopology": "kaas.kernel_library.routing.expert_parallel",
     "RowTile": "kaas.kernel_library.vector.row_plan",
     "parse_spec": "kaas.kernel_library.registry",
     "KernelSpec": "kaas.kernel_library.spec",
@@ -279,8 +293,14 @@ __all__ = [
     "EngramSinkhornStepReduceSpec",
     "EngramSinkhornStepSpec",
     "EngramWeightGradientSpec",
+    "EpCombineSpec",
+    "EpExpandSpec",
+    "EpLayoutSpec",
+    "EpPackSpec",
+    "EpPrefixSpec",
     "ExpandToFusedSpec",
     "ExpertMlpSpec",
+    "ExpertParallelTopology",
     "FusedMappingSpec",
     "GemmSpec",
     "GemmTile",
