@@ -28,7 +28,6 @@ from kaas.kernel_library.cube.cube_pipeline import (
 ACCUMULATOR_EMPTY = 0
 ACCUMULATOR_FULL = 4
 WEIGHTS_FULL = 8
-WEIGHTS_EMPTY = 10
 
 QUERY_EVENT = 7
 """Of MTE1 and MTE2, beside those of the slots of keys."""
@@ -53,13 +52,16 @@ def attention_cube(
     *,
     load_query: Callable[[Any, Any], Any],
     load_keys: Callable[[Rings, Any, Any], Any],
+    release_keys: Callable[[], Any] | None = None,
 ) -> AttentionCube:
     """The macros for ``tiles``.
 
     ``load_query(place, q_l1)`` copies the queries of a tile, [rows, d_qk]. ``load_keys(rings, place, block)``
     copies a block of keys to ``rings.k_l1[rings.key_slot(block), :, :]``, [keys, d_qk], and its values to the
     same slot of ``rings.v_l1`` unless they are the first columns of the keys. What is no key must become
-    zero. Both issue on MTE2 only.
+    zero. Both issue on MTE2 only. Where vector cores fill the slots, ``load_keys`` waits for them,
+    ``release_keys()`` says on MTE1 that the oldest slot is free, and ``k_l1`` [slots, keys, d_qk] is kept in
+    ``rings`` before ``open``.
     """
     import tilelang.ascend.language as T
 
@@ -72,7 +74,8 @@ def attention_cube(
     @T.macro
     def open_rings(rings: Any, accumulator_ub: Any, weights_l1: Any) -> None:
         q_l1 = T.alloc_l1((rows, tiles.d_qk), dtype)
-        k_l1 = T.alloc_l1((slots, keys, tiles.d_qk), dtype)
+        given = "k_l1" in rings.__dict__
+        k_l1 = rings.k_l1 if given else T.alloc_l1((slots, keys, tiles.d_qk), dtype)
         v_l1 = k_l1 if tiles.shared_values else T.alloc_l1((slots, keys, tiles.d_v), dtype)
         a_l0 = T.alloc_l0a((L0_SLOTS, rows, CHUNK), dtype)
         # One layout serves keys and values of whole blocks; shorter ones have one each.
@@ -94,9 +97,6 @@ def attention_cube(
             T.ascend_set_flag("M_MTE1", slot)
         for slot in T.serial(acc_slots):
             T.ascend_set_flag("FIX_M", slot)
-        for slot in T.serial(WEIGHT_SLOTS):
-            T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_MTE1", WEIGHTS_EMPTY + slot)
-            T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_MTE1", SECOND_VECTOR_CORE + WEIGHTS_EMPTY + slot)
 
     @T.macro
     def hand_over(rings: Any, columns: int) -> None:
@@ -176,9 +176,8 @@ def attention_cube(
         for step in T.serial(steps):
             if step == 0:
                 T.ascend_wait_flag("MTE1_MTE2", QUERY_EVENT)
+                # MTE1 waits for the first keys, which come behind the queries on the same pipe.
                 load_query(place, rings.q_l1)
-                T.ascend_set_flag("MTE2_MTE1", QUERY_EVENT)
-                T.ascend_wait_flag("MTE2_MTE1", QUERY_EVENT)
             if step < blocks:
                 T.ascend_wait_flag("MTE1_MTE2", rings.key_slot(step))
                 load_keys(rings, place, step)
@@ -194,11 +193,9 @@ def attention_cube(
                     CORE_PAIR, "PIPE_MTE1", SECOND_VECTOR_CORE + WEIGHTS_FULL + weights
                 )
                 weighted_values(rings, step - 1, weights)
+                if release_keys is not None:
+                    release_keys()
                 T.ascend_set_flag("MTE1_MTE2", rings.key_slot(step - 1))
-                T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_MTE1", WEIGHTS_EMPTY + weights)
-                T.ascend_cross_core_set_flag(
-                    CORE_PAIR, "PIPE_MTE1", SECOND_VECTOR_CORE + WEIGHTS_EMPTY + weights
-                )
         rings.first[0] += blocks
 
     @T.macro

@@ -17,6 +17,7 @@ ATTENTION_SOURCES = (
     "kaas.kernel_library.attention.attention_program",
     "kaas.kernel_library.attention.attention_softmax",
     "kaas.kernel_library.attention.attention_tiles",
+    "kaas.kernel_library.attention.finished_rows",
     "kaas.kernel_library.attention.row_views",
     "kaas.kernel_library.choice",
     "kaas.kernel_library.cube.cube_pipeline",
@@ -37,18 +38,22 @@ def attention_program(
     limits: Callable[[Rings, Any], Any],
     store: Callable[[Rings, Any, Any], Any],
     lse_pitch: int,
+    merge: Callable[[Rings, Any, Any], Any] | None = None,
 ) -> Any:
     """The TileLang function that takes every core through its tiles.
 
     ``walk(call, core, visit)`` is a macro that calls ``visit(place, blocks)`` for each tile of a core, with
     the blocks of keys that the tile meets; none is fine. The other macros are those of
     :func:`attention_cube` and :func:`attention_softmax`, which get that ``place``.
+
+    ``merge(state, call, core)`` is a macro for vector cores that have no more tiles, where tiles meet parts of
+    their keys only; ``core`` counts the vector cores.
     """
     import tilelang.ascend.language as T
 
     half = tiles.rows // 2
     cube = attention_cube(tiles, load_query=load_query, load_keys=load_keys)
-    softmax = attention_softmax(tiles, limits=limits, store=store, lse_pitch=lse_pitch)
+    softmax = attention_softmax(tiles, limits=limits, store=store, lse_pitch=lse_pitch, as_part=merge is not None)
 
     # A macro's text knows no functions of its own, so what a walk visits with is made out here.
     def multiplier(rings: Any) -> Any:
@@ -76,6 +81,8 @@ def attention_program(
     def vector_side(call: Any, core: Any, vector_core: Any, accumulator_ub: Any, weights_l1: Any) -> None:
         state = softmax.open(accumulator_ub, weights_l1, vector_core)
         walk(call, core, weigher(state, call))
+        if merge is not None:
+            merge(state, call, core * 2 + vector_core)
         softmax.close()
 
     @T.macro

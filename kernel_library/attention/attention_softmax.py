@@ -1,8 +1,8 @@
 """Vector side of attention: scores become weights as they arrive, and weighted values are summed in UB.
 
-A row of queries keeps the largest score m so far, the sum l of exp(score - m) and the sum of values weighed by
-the same exponentials. A block of keys with a larger score multiplies l and the values by exp(old m - new m)
-first. Each vector core has half of a tile's rows. Weights leave as bf16 for the cube's L1.
+A row of queries keeps the largest score m so far, the sum l of exp(score - m) and the sum of values weighed
+by the same exponentials. A block of keys with a larger score multiplies l and the values by exp(old m - new
+m) first. Each vector core has half of a tile's rows. Weights leave as bf16 for the cube's L1.
 """
 
 # mypy: disable-error-code="valid-type, untyped-decorator"
@@ -15,10 +15,10 @@ from typing import Any
 from kaas.kernel_library.attention.attention_cube import (
     ACCUMULATOR_EMPTY,
     ACCUMULATOR_FULL,
-    WEIGHTS_EMPTY,
     WEIGHTS_FULL,
 )
 from kaas.kernel_library.attention.attention_tiles import CHUNK, WEIGHT_SLOTS, AttentionTiles
+from kaas.kernel_library.attention.finished_rows import finished_rows
 from kaas.kernel_library.cube.cube_pipeline import CORE_PAIR, VECTOR_LANES, Rings
 
 LEAST_SCORE = -3.4028234663852886e38
@@ -48,9 +48,13 @@ class AttentionSoftmax:
 def attention_softmax(
     tiles: AttentionTiles,
     *,
-    limits: Callable[[Rings, Any], Any],
     store: Callable[[Rings, Any, Any], Any],
     lse_pitch: int,
+    limits: Callable[[Rings, Any], Any] | None = None,
+    sees: Callable[[Rings, Any, int], Any] | None = None,
+    ahead: Callable[[Rings, Any, Any, Any], Any] | None = None,
+    finish_rows: Callable[[Rings, Any], Any] | None = None,
+    as_part: bool = False,
 ) -> AttentionSoftmax:
     """The macros for ``tiles``; ``call.softmax_scale`` multiplies the scores.
 
@@ -58,11 +62,18 @@ def attention_softmax(
     tile's first one, that each of this core's rows does not see. ``store(state, call, place)`` copies
     ``state.result_ub`` [rows/2, d_v] and ``state.lse_ub`` to global memory, on MTE3 only; the latter is
     [rows/2] if ``lse_pitch`` is 1, and column 0 of [rows/2, SPARSE_PITCH] if it is that.
-    ``state.vector_core`` is 0 or 1.
+    ``state.vector_core`` is 0 or 1. ``as_part`` says that these are not all keys of a row: what is stored is
+    ``state.values`` [rows/2, d_v] fp32 instead of the rounded output.
+
+    ``sees(state, ring, column)`` stands for ``limits`` where all rows see the same keys: the mask of 64 keys
+    of a block, from ``column`` on; ``ring`` is the block's number modulo ``WEIGHT_SLOTS``. Blocks are whole
+    registers of keys then. ``ahead(state, place, step, blocks)`` runs before each block's scores are awaited,
+    and once more behind the last one. ``finish_rows(state, place)`` stands for :func:`finished_rows`.
     """
     import tilelang.ascend.language as T
 
     half, keys, d_v = tiles.rows // 2, tiles.keys, tiles.d_v
+    finish = finished_rows(half, d_v, lse_pitch, as_part=as_part)
     acc_slots = tiles.accumulator_slots
     second = keys > VECTOR_LANES
     # One block of room behind the rows of a column spreads the columns over the banks of UB.
@@ -81,6 +92,7 @@ def attention_softmax(
         turn = T.alloc_var("int32", init=0)
         block_turn = T.alloc_var("int32", init=0)
         state.keep(weights_ub=weights_ub, values_ub=values_ub, result_ub=result_ub, lse_ub=lse_ub)
+        state.keep(values=T.view(values_ub, (half, d_v)))
         state.keep(weights=T.view(weights_ub, (WEIGHT_SLOTS, keys * pitch)))
         state.keep(result=T.view(result_ub, (half * d_v,)), lse=T.view(lse_ub, (half * lse_pitch,)))
         state.keep(largest=largest, total=total, factors=factors, limits_ub=limits_ub)
@@ -88,8 +100,7 @@ def attention_softmax(
         state.keep(turn=turn.buffer, block_turn=block_turn.buffer)
         for slot in T.serial(acc_slots):
             T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_V", ACCUMULATOR_EMPTY + slot)
-        for slot in T.serial(WEIGHT_SLOTS + 1):
-            T.ascend_set_flag("MTE3_V", slot)
+        T.ascend_set_flag("MTE3_V", RESULT_EVENT)
 
     def open_half(accumulator_ub: Any, weights_l1: Any, vector_core: Any) -> Any:
         state = Rings()
@@ -102,13 +113,19 @@ def attention_softmax(
         with T.SimdVF():
             T.simd.vsts(state.largest[0], T.simd.vdup(T.float32(LEAST_SCORE), "float32"))
             T.simd.vsts(state.total[0], T.simd.vdup(T.float32(0.0), "float32"))
-            T.simd.vsts(state.limits_ub[0], limits(state, place))
+            if limits is not None:
+                T.simd.vsts(state.limits_ub[0], limits(state, place))
 
     @T.macro
-    def seen(state: Any, call: Any, slot: Any, row: Any, column: int, first: Any, limit: Any) -> Any:
+    def seen(
+        state: Any, call: Any, slot: Any, ring: Any, row: Any, column: int, first: Any, limit: Any
+    ) -> Any:
         """64 scores of a row; those of keys that it does not see are -inf."""
         scaled = T.simd.vmuls(T.simd.vld(state.accumulator[slot, row * CHUNK + column]), call.softmax_scale)
-        inside = T.simd.vcmp(T.simd.vci(first + column, "int32"), limit, op="lt")
+        if sees is None:
+            inside = T.simd.vcmp(T.simd.vci(first + column, "int32"), limit, op="lt")
+        else:
+            inside = sees(state, ring, column)
         return T.simd.vsel(scaled, T.simd.vdup(T.float32(float("-inf")), "float32"), inside)
 
     @T.macro
@@ -124,14 +141,14 @@ def attention_softmax(
         with T.SimdVF():
             for row_16 in T.serial(T.uint16(half)):
                 row = T.cast(row_16, "int32")
-                limit = T.simd.vld(state.limits_ub[row], dist="BRC_B32")
-                if keys % VECTOR_LANES:
+                limit = None if limits is None else T.simd.vld(state.limits_ub[row], dist="BRC_B32")
+                if limits is not None and keys % VECTOR_LANES:
                     # Lanes behind the block hold anything.
                     limit = T.simd.vmins(limit, first + keys)
-                low = seen(state, call, slot, row, 0, first, limit)
+                low = seen(state, call, slot, ring, row, 0, first, limit)
                 best = low
                 if second:
-                    high = seen(state, call, slot, row, VECTOR_LANES, first, limit)
+                    high = seen(state, call, slot, ring, row, VECTOR_LANES, first, limit)
                     best = T.simd.vmax(low, high)
                 before = T.simd.vld(state.largest[row], dist="BRC_B32")
                 now = T.simd.vmax(before, T.simd.vdupv(T.simd.vcmax(best)))
@@ -153,12 +170,11 @@ def attention_softmax(
         slot = state.turn[0] % acc_slots
         ring = (state.block_turn[0] + block) % WEIGHT_SLOTS
         T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_V", ACCUMULATOR_FULL + slot)
-        T.ascend_wait_flag("MTE3_V", ring)
+        # The last weights of both slots, in UB and L1, are not needed any more: what they weighed was added.
         weigh(state, call, slot, ring, block * keys)
         T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_V", ACCUMULATOR_EMPTY + slot)
         T.ascend_set_flag("V_MTE3", ring)
         T.ascend_wait_flag("V_MTE3", ring)
-        T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_MTE3", WEIGHTS_EMPTY + ring)
         T.ascend_nd2nz_post_copy(
             state.weights_l1[ring, state.vector_core * half, 0],
             state.weights_ub[ring, 0, 0, 0],
@@ -168,7 +184,6 @@ def attention_softmax(
             "bfloat16_t",
         )
         T.ascend_cross_core_set_flag(CORE_PAIR, "PIPE_MTE3", WEIGHTS_FULL + ring)
-        T.ascend_set_flag("MTE3_V", ring)
         state.turn[0] += 1
 
     @T.macro
@@ -199,38 +214,27 @@ def attention_softmax(
             state.turn[0] += 1
 
     @T.macro
-    def finish(state: Any) -> None:
-        with T.SimdVF():
-            for row_16 in T.serial(T.uint16(half)):
-                row = T.cast(row_16, "int32")
-                total = T.simd.vld(state.total[row], dist="BRC_B32")
-                none = T.simd.vcmps(total, T.float32(0.0), op="eq")
-                zero = T.simd.vdup(T.float32(0.0), "float32")
-                inverse = T.simd.vdiv(T.simd.vdup(T.float32(1.0), "float32"), total)
-                for i in T.unroll(d_v // VECTOR_LANES, explicit=True):
-                    at = row * d_v + i * VECTOR_LANES
-                    value = T.simd.vmul(T.simd.vld(state.values_ub[at]), inverse)
-                    value = T.simd.vsel(zero, value, none)
-                    narrow = T.simd.vcvt(value, "bfloat16", sat=False, part=0)
-                    T.simd.vsts(state.result[at], narrow, dist="PK_B32")
-                lse = T.simd.vadd(T.simd.vld(state.largest[row], dist="BRC_B32"), T.simd.vln(total))
-                lse = T.simd.vsel(T.simd.vdup(T.float32(float("inf")), "float32"), lse, none)
-                T.simd.vsts(state.lse[row * lse_pitch], lse, dist="ONEPT_B32")
-
-    @T.macro
     def tile(state: Any, call: Any, place: Any, blocks: Any) -> None:
         steps = T.alloc_var("int32")
         # Kept in a variable: TVM turns a loop whose extent is known to be 0 or 1 into its body.
         steps = T.if_then_else(blocks > 0, blocks + 1, 0)
+        if as_part:
+            T.ascend_wait_flag("MTE3_V", RESULT_EVENT)
         start(state, place)
         for step in T.serial(steps):
+            if ahead is not None:
+                ahead(state, place, step, blocks)
             if step < blocks:
                 softmax(state, call, step)
             if step > 0:
                 accumulate(state, step - 1)
         state.block_turn[0] += blocks
-        T.ascend_wait_flag("MTE3_V", RESULT_EVENT)
-        finish(state)
+        if not as_part:
+            T.ascend_wait_flag("MTE3_V", RESULT_EVENT)
+        if finish_rows is None:
+            finish(state)
+        else:
+            finish_rows(state, place)
         T.ascend_set_flag("V_MTE3", RESULT_EVENT)
         T.ascend_wait_flag("V_MTE3", RESULT_EVENT)
         store(state, call, place)
@@ -238,9 +242,6 @@ def attention_softmax(
 
     @T.macro
     def close() -> None:
-        for slot in T.serial(WEIGHT_SLOTS + 1):
-            T.ascend_wait_flag("MTE3_V", slot)
-        for slot in T.serial(WEIGHT_SLOTS):
-            T.ascend_cross_core_wait_flag(CORE_PAIR, "PIPE_MTE3", WEIGHTS_EMPTY + slot)
+        T.ascend_wait_flag("MTE3_V", RESULT_EVENT)
 
     return AttentionSoftmax(open_half, tile, close)

@@ -1,8 +1,8 @@
 """Attention tiles: how many rows of queries and how many keys meet at a time; a pure function of the target.
 
-A tile is ``rows`` queries whose running sums stay in UB; it meets its keys in blocks. What fits the buffers is
-ranked by a small model of the time per block: the slowest of the cube, the feed of L0, the loads from L2 and
-the vector cores. The rates are those of the 950 line; only their ratios matter.
+A tile is ``rows`` queries whose running sums stay in UB; it meets its keys in blocks. What fits the buffers
+is ranked by a small model of the time per block: the slowest of the cube, the feed of L0, the loads from L2
+and the vector cores. The rates are those of the 950 line; only their ratios matter.
 """
 
 from __future__ import annotations
@@ -92,12 +92,13 @@ def plan_attention(
     key_counts: Sequence[int],
     total_rows: int,
     given: AttentionTile | None = None,
+    more_ub_bytes: int = 0,
 ) -> tuple[AttentionTiles, dict[str, Any]]:
     """The fitting tiles with the least modelled time, and the report of the choice.
 
     ``shared_values`` says that values are the first ``d_v`` columns of the keys. ``total_rows`` is how many
-    rows of queries a launch is taken to have. Raises :class:`DoesNotFit` naming the buffer if ``given`` does
-    not fit, or nothing does.
+    rows of queries a launch is taken to have, ``more_ub_bytes`` what the family needs of UB besides. Raises
+    :class:`DoesNotFit` naming the buffer if ``given`` does not fit, or nothing does.
     """
     fitting: list[tuple[Candidate, AttentionTiles]] = []
     too_large: list[TooLarge] = []
@@ -105,7 +106,7 @@ def plan_attention(
     for rows in (given.rows,) if given else row_counts:
         for keys in (given.keys,) if given else key_counts:
             try:
-                tiles = _completed(target, rows, keys, d_qk, d_v, shared_values)
+                tiles = _completed(target, rows, keys, d_qk, d_v, shared_values, more_ub_bytes)
             except DoesNotFit as error:
                 refusal = error
                 buffer, excess = error.details["buffer"], error.details["excess_bytes"]
@@ -122,7 +123,7 @@ def plan_attention(
 
 
 def _completed(
-    target: Target, rows: int, keys: int, d_qk: int, d_v: int, shared_values: bool
+    target: Target, rows: int, keys: int, d_qk: int, d_v: int, shared_values: bool, more_ub_bytes: int
 ) -> AttentionTiles:
     """The tile with as many slots as fit; raises :class:`DoesNotFit`."""
     key_bytes = keys * (d_qk + (0 if shared_values else d_v)) * ELEMENT_BYTES
@@ -134,6 +135,7 @@ def _completed(
         rows // 2 * (d_v * (ACCUMULATOR_BYTES + ELEMENT_BYTES) + LSE_ROW_BYTES)
         + WEIGHT_SLOTS * keys * (rows // 2 + 1) * ELEMENT_BYTES
         + FIXED_UB_BYTES
+        + more_ub_bytes
     )
     _require_fit("UB", fixed_ub + accumulator, target.ub_bytes)
     accumulator_slots = min(

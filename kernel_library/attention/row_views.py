@@ -1,14 +1,14 @@
 """Row views: tensors of any rank in global memory that copies take for matrices of rows.
 
 A copy clamps itself to the extents of what it reads or writes, and fills what is missing of its tile in L1
-with zeros. A view that ends with the last row of a request keeps a tile inside the request at no further cost.
+with zeros. A view that ends with the last row of a request keeps a tile inside it at no further cost.
 """
 
 from typing import Any
 
 
 class FlatRows:
-    """``tensor`` as [rows, its last extent], whatever its leading axes; ``rows`` may be known at run time only."""
+    """``tensor`` as [rows, its last extent], whatever its leading axes; ``rows`` may be an expression."""
 
     def __init__(self, tensor: Any, rows: Any) -> None:
         self._tensor, self._rows = tensor, rows

@@ -35,6 +35,18 @@ class CoreBarrier:
     cube_side: Callable[[], Any]
 
 
+def vector_core_barrier() -> Callable[[], Any]:
+    """A macro for vector cores: later loads of each see what all of them have stored; passed once."""
+    import tilelang.ascend.language as T
+
+    @T.macro
+    def wait_for_all() -> None:
+        T.ascend_sync_inter_arrive("PIPE_MTE3", ALL_STORED)
+        T.ascend_sync_inter_wait("PIPE_MTE2", ALL_STORED)
+
+    return wait_for_all
+
+
 def core_barrier() -> CoreBarrier:
     """The macros of a barrier that a kernel passes once."""
     import tilelang.ascend.language as T

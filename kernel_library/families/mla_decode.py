@@ -15,7 +15,9 @@ from kaas.kernel_library.attention.attention_tiles import (
     plan_attention,
     require_attention_tile,
 )
+from kaas.kernel_library.attention.merged_parts import MERGED_ROWS, merged_parts, merged_parts_bytes
 from kaas.kernel_library.attention.row_views import FlatRows
+from kaas.kernel_library.cube.core_barrier import vector_core_barrier
 from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
@@ -36,6 +38,7 @@ from kaas.proto.target import Target
 D_V = 512
 MAX_QUERIES = 16
 MAX_PAGE = 1024
+MAX_SPLIT = 2**20
 ROW_BLOCKS = (64, 48, 32, 16)
 NOMINAL_REQUESTS = 64
 """How many requests a dynamic batch is taken to have."""
@@ -47,8 +50,9 @@ class MlaDecodeSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only
     """Multi-head latent attention over a paged bf16 cache: every head sees the same keys.
 
     A cache record is ``d_qk`` values, of which the first 512 are also the value; ``page`` records are a
-    page. ``s_q`` query tokens of a request are its last ones: with ``causal`` each sees the cache up to itself.
-    ``tile`` overrides the rows of queries (heads x tokens) and the keys that meet at a time.
+    page. ``s_q`` query tokens of a request are its last ones: with ``causal`` each sees the cache up to
+    itself. ``split`` gives parts of so many keys, whole pages, to different cores, for few requests with many
+    keys. ``tile`` overrides the rows of queries (heads x tokens) and the keys that meet at a time.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
@@ -58,6 +62,7 @@ class MlaDecodeSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only
     s_q: Annotated[int, within(1, MAX_QUERIES)] = 1
     page: Annotated[int, within(16, MAX_PAGE, multiple_of=16)] = 64
     causal: bool = False
+    split: Annotated[int, within(16, MAX_SPLIT, multiple_of=16)] | None = None
     requests: Dim = "dynamic"
     tile: AttentionTile | None = None
 
@@ -69,10 +74,12 @@ class MlaDecodeSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only
         require_bool(self.causal, "causal")
         require_dim(self.requests, "requests")
         require_attention_tile(self.tile)
-        if self.tile is not None and self.tile.keys not in key_counts(self.page):
-            legal = key_counts(self.page)
+        if self.split is not None:
+            require_int(self.split, "split", 16, MAX_SPLIT, multiple_of=self.page)
+        legal = key_counts(self)
+        if self.tile is not None and self.tile.keys not in legal:
             raise InvalidSpec(
-                f"tile.keys is {self.tile.keys}; of pages of {self.page} records: {', '.join(map(str, legal))}",
+                f"tile.keys is {self.tile.keys}; legal with these pages and parts: {', '.join(map(str, legal))}",
                 field="tile.keys",
                 legal=legal,
             )
@@ -82,9 +89,13 @@ class MlaDecodeSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only
         tiles_of(self, target)
 
 
-def key_counts(page: int) -> list[int]:
-    """Sizes of a block of keys: whole pages, or whole fractions of one."""
-    return [keys for keys in range(16, CHUNK + 1, 16) if keys % page == 0 or page % keys == 0]
+def key_counts(spec: MlaDecodeSpec) -> list[int]:
+    """Sizes of a block of keys: whole pages, or whole fractions of one; a part is whole blocks."""
+    return [
+        keys
+        for keys in range(16, CHUNK + 1, 16)
+        if (keys % spec.page == 0 or spec.page % keys == 0) and (spec.split or keys) % keys == 0
+    ]
 
 
 def tiles_of(spec: MlaDecodeSpec, target: Target) -> tuple[AttentionTiles, dict[str, Any]]:
@@ -99,9 +110,10 @@ def tiles_of(spec: MlaDecodeSpec, target: Target) -> tuple[AttentionTiles, dict[
         shared_values=True,
         # Of equal height, so that the last one is as full as can be.
         row_counts=sorted({-(-rows // count // 16) * 16 for count in counts}),
-        key_counts=key_counts(spec.page),
+        key_counts=key_counts(spec),
         total_rows=requests * rows,
         given=spec.tile,
+        more_ub_bytes=merged_parts_bytes(D_V) if spec.split else 0,
     )
 
 
@@ -109,12 +121,18 @@ def parameters(spec: MlaDecodeSpec) -> tuple[Parameter, ...]:
     """What a call takes: queries, the cache, who owns which pages of it, the scale, output and lse."""
     requests = "requests" if spec.requests == DYNAMIC else spec.requests
     queries = (requests, spec.s_q, spec.heads)
+    part_rows = ("parts", requests, spec.s_q * spec.heads)
+    workspace = (
+        Parameter(name="part_out", role="inout", dtype="fp32", shape=(*part_rows, D_V)),
+        Parameter(name="part_lse", role="inout", dtype="fp32", shape=part_rows),
+    )
     return (
         Parameter(name="q", role="in", dtype="bf16", shape=(*queries, spec.d_qk)),
         Parameter(name="kv_cache", role="in", dtype="bf16", shape=("pages", spec.page, 1, spec.d_qk)),
         Parameter(name="block_table", role="in", dtype="int32", shape=(requests, "max_pages")),
         Parameter(name="cache_seqlens", role="in", dtype="int32", shape=(requests,)),
         Parameter(name="softmax_scale", role="scalar", dtype="fp32"),
+        *(workspace if spec.split else ()),
         Parameter(name="out", role="out", dtype="bf16", shape=(*queries, D_V)),
         Parameter(name="lse", role="out", dtype="fp32", shape=(requests, spec.heads, spec.s_q)),
     )
@@ -135,12 +153,18 @@ def build(spec: MlaDecodeSpec, target: Target) -> BuiltKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """One tile: its request, the request's rows and keys, and the first row of the tile within it."""
+    """One tile: its request, its first row there, and the keys that it meets.
+
+    They are ``length`` keys from ``key`` on, and a request's last query token sees ``seen`` from there on.
+    """
 
     call: Any
     request: Any
     row: Any
+    part: Any
+    key: Any
     length: Any
+    seen: Any
 
 
 def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
@@ -153,7 +177,8 @@ def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
     heads, s_q, page, keys = spec.heads, spec.s_q, spec.page, tiles.keys
     request_rows, half = s_q * heads, tiles.rows // 2
     request_tiles = -(-request_rows // tiles.rows)
-    run = min(keys, page)
+    run, split, part_keys = min(keys, page), spec.split, spec.split or 0
+    parts = 1 if split is None else entry.extent("parts")
 
     @T.macro
     def load_query(place: Any, q_l1: Any) -> None:
@@ -176,7 +201,7 @@ def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
         left = place.length - block * keys
         if left < keys or keys <= page:
             # The last block's first page brings zeros for all that follows, which other pages then replace.
-            row = record(place, block * keys)
+            row = record(place, place.key + block * keys)
             count = T.min(left, run)
             T.copy(
                 FlatRows(place.call.kv_cache, row + count)[row : row + keys, 0 : spec.d_qk],
@@ -191,7 +216,7 @@ def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
                 count = T.min(left - first, page)
                 # What a table says behind the last page that a request has may be anything.
                 if count > 0:
-                    row = record(place, block * keys + first)
+                    row = record(place, place.key + block * keys + first)
                     T.assume(first >= 0)
                     T.assume(first + count <= keys)
                     T.copy(
@@ -211,7 +236,27 @@ def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
         if not spec.causal:
             return T.simd.vdup(place.length, "int32")
         row = T.simd.vci(place.row + state.vector_core * half, "int32")
-        return T.simd.vadds(token_of(row), place.length - (s_q - 1))
+        return T.simd.vadds(token_of(row), place.seen - (s_q - 1))
+
+    @T.macro
+    def put(state: Any, call: Any, request: Any, row: Any, count: Any) -> None:
+        """The first ``count`` rows of results to those from ``row`` on of a request."""
+        first = request * request_rows + row
+        T.copy(
+            state.result_ub[0:count, 0:D_V],
+            FlatRows(call.out, requests * request_rows)[first : first + count, 0:D_V],
+        )
+        if s_q == 1:
+            T.copy(state.lse_ub[0:count], call.lse[request, row : row + count, 0])
+        else:
+            for segment in T.serial(T.truncdiv(count, SEGMENT)):
+                at = row + segment * SEGMENT
+                head = T.truncmod(at, heads)
+                token = T.truncdiv(at, heads)
+                T.copy(
+                    state.lse_ub[segment * SEGMENT : segment * SEGMENT + SEGMENT, 0:1],
+                    call.lse[request, head : head + SEGMENT, token : token + 1],
+                )
 
     @T.macro
     def store(state: Any, call: Any, place: Any) -> None:
@@ -220,38 +265,84 @@ def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
         row = place.row + state.vector_core * half
         count = T.max(T.min(request_rows - row, half), 0)
         if count > 0:
-            first = place.request * request_rows + row
-            T.copy(
-                state.result_ub[0:count, 0:D_V],
-                FlatRows(call.out, requests * request_rows)[first : first + count, 0:D_V],
-            )
-            if s_q == 1:
-                T.copy(state.lse_ub[0:count], call.lse[place.request, row : row + count, 0])
-        if s_q > 1:
-            for segment in T.serial(T.truncdiv(count, SEGMENT)):
-                at = row + segment * SEGMENT
-                head = T.truncmod(at, heads)
-                token = T.truncdiv(at, heads)
+            if split is None:
+                put(state, call, place.request, row, count)
+            else:
                 T.copy(
-                    state.lse_ub[segment * SEGMENT : segment * SEGMENT + SEGMENT, 0:1],
-                    call.lse[place.request, head : head + SEGMENT, token : token + 1],
+                    state.values[0:count, 0:D_V],
+                    call.part_out[place.part, place.request, row : row + count, 0:D_V],
                 )
+                T.copy(state.lse_ub[0:count], call.part_lse[place.part, place.request, row : row + count])
+
+    @T.macro
+    def length_of(call: Any, request: Any) -> Any:
+        length = T.alloc_var("int32")
+        length = T.max(T.min(call.cache_seqlens[request], max_pages * page), 0)
+        if split is not None:
+            length = T.min(length, parts * split)
+        return length
 
     @T.macro
     def walk(call: Any, core: Any, visit: Any) -> None:
         turns = T.alloc_var("int32")
+        number = T.alloc_var("int32")
         request = T.alloc_var("int32")
+        part = T.alloc_var("int32")
         row = T.alloc_var("int32")
+        key = T.alloc_var("int32")
+        seen = T.alloc_var("int32")
         length = T.alloc_var("int32")
         blocks = T.alloc_var("int32")
         # Kept in a variable: TVM turns a loop whose extent is known to be 0 or 1 into its body.
-        turns = T.truncdiv(requests * request_tiles + cores - 1 - core, cores)
+        turns = T.truncdiv(requests * parts * request_tiles + cores - 1 - core, cores)
         for turn in T.serial(turns):
-            request = T.truncdiv(turn * cores + core, request_tiles)
+            number = T.truncdiv(turn * cores + core, request_tiles)
             row = T.truncmod(turn * cores + core, request_tiles) * tiles.rows
-            length = T.max(T.min(call.cache_seqlens[request], max_pages * page), 0)
+            request = T.truncdiv(number, parts)
+            part = T.truncmod(number, parts)
+            key = part * part_keys
+            seen = length_of(call, request) - key
+            length = T.min(seen, split) if split else seen
             blocks = T.truncdiv(length + keys - 1, keys)
-            visit(_Place(call=call, request=request, row=row, length=length), blocks)
+            place = _Place(
+                call=call, request=request, row=row, part=part, key=key, length=length, seen=seen
+            )
+            if split is None:
+                visit(place, blocks)
+            elif length > 0:
+                visit(place, blocks)
+
+    @T.macro
+    def load_part(call: Any, place: Any, part: Any, values_ub: Any, lse_ub: Any) -> None:
+        request, row = place
+        T.copy(call.part_out[part, request, row : row + MERGED_ROWS, 0:D_V], values_ub)
+        T.copy(call.part_lse[part, request, row : row + MERGED_ROWS], lse_ub)
+
+    @T.macro
+    def store_merged(state: Any, call: Any, place: Any) -> None:
+        request, row = place
+        put(state, call, request, row, MERGED_ROWS)
+
+    lse_pitch = 1 if s_q == 1 else SPARSE_PITCH
+    merging = merged_parts(D_V, lse_pitch, load=load_part, store=store_merged)
+    all_stored = vector_core_barrier()
+
+    @T.macro
+    def merge(state: Any, call: Any, core: Any) -> None:
+        turns = T.alloc_var("int32")
+        request = T.alloc_var("int32")
+        row = T.alloc_var("int32")
+        count = T.alloc_var("int32")
+        groups = request_rows // MERGED_ROWS
+        merging.open(state)
+        all_stored()
+        turns = T.truncdiv(requests * groups + 2 * cores - 1 - core, 2 * cores)
+        for turn in T.serial(turns):
+            request = T.truncdiv(turn * 2 * cores + core, groups)
+            row = T.truncmod(turn * 2 * cores + core, groups) * MERGED_ROWS
+            count = T.truncdiv(length_of(call, request) + split - 1, split)
+            merging.merge(state, call, (request, row), count)
+        merging.close()
 
     return attention_program(
         entry,
@@ -262,7 +353,8 @@ def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
         load_keys=load_keys,
         limits=limits,
         store=store,
-        lse_pitch=1 if s_q == 1 else SPARSE_PITCH,
+        lse_pitch=lse_pitch if split is None else 1,
+        merge=None if split is None else merge,
     )
 
 
@@ -274,6 +366,8 @@ PAGE = KernelPage(
         "block_table": "[requests, max_pages]",
         "cache_seqlens": "[requests]",
         "softmax_scale": "scale",
+        "part_out": "[parts, requests, s_q * heads, 512]",
+        "part_lse": "[parts, requests, s_q * heads]",
         "out": "[requests, s_q, heads, 512]",
         "lse": "[requests, heads, s_q]",
     },
@@ -290,6 +384,10 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=ATTENTION_SOURCES,
+    sources=(
+        *ATTENTION_SOURCES,
+        "kaas.kernel_library.attention.merged_parts",
+        "kaas.kernel_library.cube.core_barrier",
+    ),
     page=PAGE,
 )

@@ -18,12 +18,14 @@ def decode_inputs(
     amplitude: float = 0.5,
     integers: bool = False,
     max_pages: int | None = None,
+    parts: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """A call of ``spec`` whose requests have ``lengths`` keys, on pages in random order.
 
     Records behind a request's last key are NaN, as are pages of nobody; what the table says of pages that a
     request has not is far outside. ``integers`` makes queries and keys -1, 0 and 1.
+    Room for parts is 77.
     """
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-max(length, 0) // spec.page) for length in lengths]
@@ -38,13 +40,17 @@ def decode_inputs(
         records = _values(generator, (count * spec.page, spec.d_qk), integers, amplitude)
         records[max(length, 0) :] = torch.nan
         cache[pages, :, 0] = records.view(count, spec.page, spec.d_qk)
-    return {
+    made = {
         "q": _values(generator, (len(lengths), spec.s_q, spec.heads, spec.d_qk), integers, amplitude),
         "kv_cache": cache,
         "block_table": table,
         "cache_seqlens": torch.tensor(lengths, dtype=torch.int32),
         "softmax_scale": spec.d_qk**-0.5,
     }
+    if spec.split:
+        room = (parts or -(-max(*lengths, 1) // spec.split), len(lengths), spec.s_q * spec.heads)
+        made |= {"part_out": torch.full((*room, 512), 77.0), "part_lse": torch.full(room, 77.0)}
+    return made
 
 
 def _values(
