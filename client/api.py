@@ -1,4 +1,4 @@
-"""get_kernel: from a spec to a callable handle."""
+"""get_kernel and get_kernels: from a spec to a callable handle, from a composite's to all of its kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from kaas.proto.errors import InvalidSpec
 
 if TYPE_CHECKING:
     from kaas.client.handle import KernelHandle
+    from kaas.client.kernel_chain import KernelChain
     from kaas.client.kernel_client import KernelClient
+    from kaas.kernel_library.composite import CompositeSpec
     from kaas.kernel_library.spec import KernelSpec
 
 _memo: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
@@ -41,6 +43,44 @@ def get_kernel(
         return handle
     client = _client_for(spec)
     return client.find((spec, soc_name), strict) or client.fetch((spec, soc_name), timeout, strict)
+
+
+def get_kernels(
+    spec: CompositeSpec,
+    *,
+    timeout: float | None = 600,
+    strict: bool = False,
+    soc_name: str | None = None,
+) -> KernelChain:
+    """All kernels of a composite, each found or compiled like :func:`get_kernel`, those that miss together.
+
+    ``timeout`` holds for all of them. Raises what :func:`get_kernel` raises.
+    """
+    from kaas.client.kernel_chain import KernelChain
+    from kaas.kernel_library.composite import CompositeSpec
+
+    if not isinstance(spec, CompositeSpec):
+        raise InvalidSpec(
+            f"a composite spec is needed, not a {type(spec).__name__}; get_kernel takes the spec of one kernel",
+            field="spec",
+            legal="a CompositeSpec such as SparseAttentionSpec()",
+        )
+    stages = spec.stages()
+    client = _client_for(stages[0].spec)
+    questions = [(stage.spec, soc_name) for stage in stages]
+    handles = [_memo.get(question) or client.find(question, strict) for question in questions]
+    if not all(handles):
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(len(stages)) as threads:
+            handles = list(
+                threads.map(
+                    lambda question, handle: handle or client.fetch(question, timeout, strict),
+                    questions,
+                    handles,
+                )
+            )
+    return KernelChain(stages, tuple(handle for handle in handles if handle))
 
 
 async def aget_kernel(

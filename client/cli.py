@@ -11,8 +11,8 @@ import typer
 
 from kaas.client import exit_status
 from kaas.client.daemon_link import READINESS, DaemonLink
-from kaas.client.kernel_client import KernelClient
-from kaas.client.spec_arguments import spec_from_words
+from kaas.client.kernel_client import KernelClient, Question
+from kaas.client.spec_arguments import spec_from_words, specs_from_words
 from kaas.client.terminal import guarded, print_fields, print_json, print_table
 from kaas.proto.locations import default_socket, default_store
 
@@ -95,17 +95,34 @@ def get(
     store: Store = None,
     json: Json = False,
 ) -> None:
-    """Get one kernel, compiling it if need be; say its key, where it came from and how long it took."""
+    """Get a kernel, compiling it if need be; say its key, where it came from and how long it took.
+
+    A composite's spec gets each of its kernels.
+    """
     client = KernelClient(store or default_store(), socket or default_socket())
-    question = (spec_from_words(spec, tile), soc)
+    found = [
+        _facts_of_get(client, (part, soc), timeout, strict) for part in specs_from_words(spec, tile)
+    ]
+    if json:
+        print_json(found[0] if len(found) == 1 else found)
+        return
+    for number, facts in enumerate(found):
+        if number:
+            print()
+        print_fields((name.replace("_", " "), str(value)) for name, value in facts.items())
+
+
+def _facts_of_get(client: KernelClient, question: Question, timeout: float, strict: bool) -> dict[str, Any]:
+    """Get one kernel; what there is to say of it."""
     began = time.perf_counter()
     handle = client.find(question, strict)
     handle = handle or client.fetch(question, timeout, strict)
     taken_ms = 1000 * (time.perf_counter() - began)
     path = client.artifact_path(handle.key)
     target, toolchain = handle.passport.target, handle.passport.toolchain
-    facts: dict[str, Any] = {
+    return {
         "key": handle.key,
+        "family": question[0].family,
         "outcome": "hit" if handle.origin == "store" else handle.origin,
         "from": "store" if handle.origin == "store" else "daemon",
         "path": str(path) if path.exists() else "",
@@ -114,10 +131,6 @@ def get(
         "compile_seconds": round(handle.compile_seconds, 3),
         "taken_ms": round(taken_ms, 3),
     }
-    if json:
-        print_json(facts)
-    else:
-        print_fields((name.replace("_", " "), str(value)) for name, value in facts.items())
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """Pre-warm manifests: which kernels a node should hold, as YAML or JSON.
 
 A list of entries, or ``{soc_name: ..., kernels: [...]}``. An entry is a spec, optionally with ``soc_name``
-beside its fields, or ``{spec: {...}, soc_name: ...}``.
+beside its fields, or ``{spec: {...}, soc_name: ...}``. A composite spec stands for its stages.
 """
 
 from __future__ import annotations
@@ -61,11 +61,16 @@ def parse_manifest(text: str, name: str = "manifest") -> list[Entry]:
         raise InvalidManifest(
             f"{name}: a list of at least one kernel is expected", legal="a list, or {kernels: [...]}"
         )
-    return [_entry(node, f"{name}: entry {number}", soc_name) for number, node in enumerate(listing.value, 1)]
+    return [
+        entry
+        for number, node in enumerate(listing.value, 1)
+        for entry in _entries(node, f"{name}: entry {number}", soc_name)
+    ]
 
 
-def _entry(node: yaml.Node, place: str, default_soc: str) -> Entry:
-    from kaas.kernel_library.registry import parse_spec
+def _entries(node: yaml.Node, place: str, default_soc: str) -> list[Entry]:
+    """One entry, or one for each stage of a composite."""
+    from kaas.kernel_library.registry import kernel_specs
     from kaas.kernel_library.targets import target_named
 
     line = node.start_mark.line + 1
@@ -76,11 +81,12 @@ def _entry(node: yaml.Node, place: str, default_soc: str) -> Entry:
         soc_name = _soc_name(record.pop("soc_name", default_soc), place, node)
         if "spec" in record and len(record) == 1:
             record = record["spec"]
-        spec = parse_spec(record)
+        specs = kernel_specs(record)
         if soc_name:
             target = target_named(soc_name)
-            spec.check_target(target)
-        return Entry(spec, soc_name, line)
+            for spec in specs:
+                spec.check_target(target)
+        return [Entry(spec, soc_name, line) for spec in specs]
     except KaasError as error:
         raise InvalidManifest(
             f"{place} (line {line}): {error.message}", **{**error.details, "entry": place, "line": line}

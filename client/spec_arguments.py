@@ -23,20 +23,34 @@ def spec_from_words(words: Sequence[str], tile: str = "") -> KernelSpec:
     reads standard input. ``tile`` is ``key=value,...`` and replaces the spec's own tile. Raises
     :class:`InvalidSpec` naming the field and what is legal.
     """
+    return _spec_of(_record_from(words), tile)
+
+
+def specs_from_words(words: Sequence[str], tile: str = "") -> tuple[KernelSpec, ...]:
+    """Like :func:`spec_from_words`, but a composite is legal too and stands for its kernels' specs."""
+    from kaas.kernel_library.registry import kernel_specs
+
+    record = _record_from(words)
+    return (_spec_of(record, tile),) if tile else kernel_specs(record)
+
+
+def _spec_of(record: Any, tile: str) -> KernelSpec:
     from kaas.kernel_library.registry import parse_spec
 
+    spec = parse_spec(record)
+    if not tile:
+        return spec
+    given = _record_of([spec.family, *(f"tile.{word.strip()}" for word in tile.split(","))])
+    return parse_spec(spec.to_record() | given)
+
+
+def _record_from(words: Sequence[str]) -> Any:
     text = " ".join(words)
     if text.lstrip().startswith("{"):
-        record: Any = text
-    elif text == "-" or _is_file(text):
-        record = _record_in(text)
-    else:
-        record = _record_of(words)
-    if not tile:
-        return parse_spec(record)
-    spec = parse_spec(record).to_record()
-    given = _record_of([str(spec["family"]), *(f"tile.{word.strip()}" for word in tile.split(","))])
-    return parse_spec(spec | given)
+        return text
+    if text == "-" or _is_file(text):
+        return _record_in(text)
+    return _record_of(words)
 
 
 def _record_of(words: Sequence[str]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Registry: which families exist, and specs from JSON.
+"""Registry: which families and composites exist, and specs from JSON.
 
 Built-in families are the modules of ``kaas.kernel_library.families``, each named like its family, so that
 asking for one imports one; other packages add theirs through the entry-point group ``kaas.families`` (each
-entry point loads a :class:`Family`).
+entry point loads a :class:`Family`). Composites are the modules of ``kaas.kernel_library.composites``, each
+named like its composite; their names and the families' are one namespace.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ import pkgutil
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from kaas.kernel_library import composites
 from kaas.kernel_library import families as builtin_families
+from kaas.kernel_library.composite import Composite, CompositeSpec
 from kaas.kernel_library.family import Family
-from kaas.kernel_library.spec import KernelSpec
+from kaas.kernel_library.spec import KernelSpec, Spec, shown
 from kaas.proto.errors import InvalidConfig, InvalidSpec, UnknownFamily
 
 ENTRY_POINT_GROUP = "kaas.families"
 
 MAX_SPEC_BYTES = 64 << 10
 """Far beyond any real spec; more is refused before it costs anybody time."""
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,11 +109,67 @@ def family_named(name: Any) -> Family:
     )
 
 
+@functools.cache
+def composite_names() -> tuple[str, ...]:
+    """Names of the composites, without importing one."""
+    return tuple(module.name for module in pkgutil.iter_modules(composites.__path__))
+
+
+def composite_named(name: Any) -> Composite:
+    """The composite of that name. Raises :class:`UnknownFamily`."""
+    if name not in composite_names():
+        legal = list(composite_names())
+        raise UnknownFamily(
+            f"no composite is named {shown(name)}; legal: {', '.join(legal)}", field="family", legal=legal
+        )
+    composite: Composite = importlib.import_module(f"{composites.__name__}.{name}").COMPOSITE
+    return composite
+
+
 def parse_spec(record: bytes | str | Mapping[str, Any]) -> KernelSpec:
     """A spec from JSON text or a plain mapping.
 
     Raises :class:`InvalidSpec` (or :class:`UnknownFamily`) naming the field and what is legal there.
     """
+    fields = _fields_of(record)
+    name = fields.get("family")
+    if name in composite_names():
+        stages = ", ".join(stage.spec.family for stage in parse_composite(fields).stages())
+        raise InvalidSpec(
+            f"{name} is several kernels: {stages}",
+            field="family",
+            legal="a family of one kernel",
+            hint="kaas get, kaas prewarm and kaas.get_kernels take it",
+        )
+    return _converted(fields, family_named(name).spec_type)
+
+
+def parse_composite(record: bytes | str | Mapping[str, Any]) -> CompositeSpec:
+    """A composite spec from JSON text or a plain mapping.
+
+    Raises :class:`InvalidSpec` (or :class:`UnknownFamily`) naming the field and what is legal there.
+    """
+    fields = _fields_of(record)
+    return _converted(fields, composite_named(fields.get("family")).spec_type)
+
+
+def may_be_composite(record: bytes | Mapping[str, Any]) -> bool:
+    """Whether a record could be a composite's, at a glance: thousands are asked at once."""
+    if isinstance(record, bytes):
+        return any(name.encode() in record for name in composite_names())
+    return record.get("family") in composite_names()
+
+
+def kernel_specs(record: bytes | str | Mapping[str, Any]) -> tuple[KernelSpec, ...]:
+    """The spec of a record, or those of its stages if it is a composite's. Raises like :func:`parse_spec`."""
+    fields = _fields_of(record)
+    if fields.get("family") in composite_names():
+        return tuple(stage.spec for stage in parse_composite(fields).stages())
+    return (parse_spec(fields),)
+
+
+def _fields_of(record: bytes | str | Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a spec's record, whose values nobody has looked at yet. Raises :class:`InvalidSpec`."""
     if isinstance(record, (bytes, str)):
         if len(record) > MAX_SPEC_BYTES:
             raise InvalidSpec(
@@ -126,14 +187,18 @@ def parse_spec(record: bytes | str | Mapping[str, Any]) -> KernelSpec:
         raise InvalidSpec("the spec is not a JSON object", field="spec", legal="a JSON object")
     if not all(isinstance(name, str) for name in record):
         raise InvalidSpec("the spec has a field whose name is no string", field="spec", legal="field names")
-    family = family_named(record.get("family"))
+    return dict(record)
+
+
+def _converted(fields: dict[str, Any], spec_type: type[AnySpec]) -> AnySpec:
+    """The spec of these fields. Raises :class:`InvalidSpec` naming the field and what is legal there."""
     try:
-        return msgspec.convert(dict(record), family.spec_type, strict=True)
+        return msgspec.convert(fields, spec_type, strict=True)
     except msgspec.ValidationError as error:
-        raise _explain(error, family.spec_type) from None
+        raise _explain(error, spec_type) from None
 
 
-def _explain(error: msgspec.ValidationError, spec_type: type[KernelSpec]) -> InvalidSpec:
+def _explain(error: msgspec.ValidationError, spec_type: type[Spec]) -> InvalidSpec:
     """Turn msgspec's message into one that names the field and what is legal there."""
     reason, _, place = str(error).partition(" - at ")
     path = [name for name in re.split(r"[.\[\]`]+", place.lstrip("`$")) if name]
@@ -205,7 +270,7 @@ def _legal_values(schema: dict[str, Any]) -> list[Any] | str | None:
     return " or ".join(phrases) or None
 
 
-def json_schema(spec_type: type[KernelSpec]) -> dict[str, Any]:
+def json_schema(spec_type: type[Spec]) -> dict[str, Any]:
     """JSON Schema (2020-12) of one spec class, references resolved at the top."""
     schema = msgspec.json.schema(spec_type)
     definitions = schema.get("$defs", {})

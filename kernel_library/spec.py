@@ -60,7 +60,7 @@ class _SpecMeta(msgspec.StructMeta):
             raise
 
 
-class KernelSpec(
+class Spec(
     msgspec.Struct,
     frozen=True,
     forbid_unknown_fields=True,
@@ -68,13 +68,11 @@ class KernelSpec(
     tag_field="family",
     metaclass=_SpecMeta,
 ):
-    """Base of all specs. A subclass sets ``tag=<family name>`` and checks itself in ``__post_init__``.
+    """Base of all questions. A subclass sets ``tag=<family name>`` and checks itself in ``__post_init__``.
 
     The checks run on construction and on decoding alike, and raise :class:`InvalidSpec` with the field and
     its legal values. Two specs are equal exactly when their canonical JSON is.
     """
-
-    MAX_EXTENT: ClassVar[int] = 2**31 - 1
 
     @property
     def family(self) -> str:
@@ -89,6 +87,12 @@ class KernelSpec(
     def canonical(self) -> bytes:
         """Canonical JSON."""
         return canonical_json(self)
+
+
+class KernelSpec(Spec, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the specs of one kernel."""
+
+    MAX_EXTENT: ClassVar[int] = 2**31 - 1
 
     def check_target(self, target: Target) -> None:
         """Refuse a target that this spec cannot be built for; families override as needed."""

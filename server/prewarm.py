@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from kaas.kernel_library.registry import kernel_specs, may_be_composite
 from kaas.proto.errors import InvalidRequest, JobNotFound, KaasError, Overloaded, ShuttingDown
 from kaas.server.kernel_request import Outcome
 from kaas.server.status import as_kaas_error
@@ -31,6 +32,17 @@ class PrewarmEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: bytes | dict[str, Any]
     soc_name: str = ""
+
+
+def _kernels_of(entry: PrewarmEntry) -> list[PrewarmEntry]:
+    """The entry, or one for each stage if it is a composite's; what is wrong shows when its turn comes."""
+    if not may_be_composite(entry.spec):
+        return [entry]
+    try:
+        specs = kernel_specs(entry.spec)
+    except KaasError:
+        return [entry]
+    return [PrewarmEntry(spec=spec.to_record(), soc_name=entry.soc_name) for spec in specs]
 
 
 class PrewarmEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +166,10 @@ class PrewarmJobs:
         self._stopping = False
 
     def start(self, entries: Sequence[PrewarmEntry], label: str = "") -> PrewarmJob:
-        """Begin a job. Raises :class:`InvalidRequest`, :class:`Overloaded` or :class:`ShuttingDown`."""
+        """Begin a job; a composite spec becomes an entry for each of its kernels.
+
+        Raises :class:`InvalidRequest`, :class:`Overloaded` or :class:`ShuttingDown`.
+        """
         if self._stopping:
             raise ShuttingDown("the daemon is stopping and takes no new work")
         if not 1 <= len(entries) <= MAX_ENTRIES:
@@ -165,7 +180,7 @@ class PrewarmJobs:
             )
         if len(self._tasks) >= MAX_ACTIVE_JOBS:
             raise Overloaded(f"{MAX_ACTIVE_JOBS} pre-warm jobs are running", hint="wait for one to finish")
-        job = PrewarmJob(entries, label)
+        job = PrewarmJob([kernel for entry in entries for kernel in _kernels_of(entry)], label)
         self._jobs[job.id] = job
         task = asyncio.create_task(self._run(job), name=f"prewarm {job.id}")
         # Also runs when the task is cancelled before its first step.

@@ -1,0 +1,1 @@
+"""The composites, one per module, each named like its module."""
