@@ -2,7 +2,9 @@
 
 Names as the components' packages export them: DeepGEMM-Ascend 0.1.0 (``deep_gemm/__init__.py``) and
 TileKernels 2.0.0 (``tile_kernels/*/__init__.py``), with the routing functions of its first version that later
-ones dropped. Which family stands for a function is said on the family's own page, so that it is said once.
+ones dropped, and the module that DeepEP's Ascend port binds (``csrc/python_api.cpp``), without what its
+communication layer registers for itself. Which family stands for a function is said on the family's own page,
+so that it is said once.
 """
 
 from __future__ import annotations
@@ -143,6 +145,27 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
         "tile_kernels.transform.apply_rotary",
         *_named("tile_kernels.rand", "randn", "randn_like", "set_seed"),
     ),
+    "DeepEP": (
+        *_named(
+            "deep_ep.EPBuffer",
+            "dispatch",
+            "combine",
+            "lb_prefetch_weights",
+            "lb_reduce_grads",
+        ),
+        *_named("deep_ep.PPBuffer", "send", "recv"),
+        *_named("deep_ep.EngramBuffer", "set_config", "write", "fetch"),
+        *_named("deep_ep.BucketBuffer", "all_gather", "reduce_scatter", "all_reduce"),
+        *_named(
+            "deep_ep",
+            "calculate_ep_buffer_size",
+            "get_num_allocation_alignment",
+            "get_num_tma_alignment",
+            "get_num_rdma_alignment",
+            "EventHandle",
+            "export_dispatch_debug_clock",
+        ),
+    ),
     "DeepSelect": _named("deep_select", "topk", "get_stride_requirement"),
 }
 
@@ -150,6 +173,8 @@ _ATTENTION = "the scores of the sparse attention's indexer, which belongs to the
 _ACLNN = "a reference from CANN's own operator library, not a compiled kernel; call it through torch_npu"
 _RUNTIME = "a switch of the JIT runtime; here core count, architecture and alignment come with the target"
 _LOCALITY = "placement of memory on the device by its runtime, not a kernel"
+_BETWEEN_CARDS = "moves data between cards and computes nothing on one; the network's runtime does that"
+_BUFFER_ALIGNMENT = "an alignment of memory that the network's runtime registers"
 
 NOT_SERVED: dict[str, str] = {
     **dict.fromkeys(
@@ -205,6 +230,36 @@ NOT_SERVED: dict[str, str] = {
     ),
     "deep_select.get_stride_requirement": "none to ask for: rows lie one behind another at any alignment",
     "tile_kernels.quant.unpack_from_e2m1fn_x2": "a view on the host; cast_back unpacks on the device",
+    **dict.fromkeys(
+        (
+            *_named("deep_ep.PPBuffer", "send", "recv"),
+            *_named("deep_ep.EngramBuffer", "set_config", "write", "fetch"),
+            "deep_ep.BucketBuffer.all_gather",
+        ),
+        _BETWEEN_CARDS,
+    ),
+    **dict.fromkeys(
+        _named("deep_ep.BucketBuffer", "reduce_scatter", "all_reduce"),
+        "a sum over cards, formed while the data travels between them; not the work of a single card",
+    ),
+    **dict.fromkeys(
+        _named("deep_ep.EPBuffer", "lb_prefetch_weights", "lb_reduce_grads"),
+        "weights and gradients of duplicated experts, moved between cards to balance their load",
+    ),
+    **dict.fromkeys(
+        _named("deep_ep", "get_num_allocation_alignment", "get_num_tma_alignment", "get_num_rdma_alignment"),
+        _BUFFER_ALIGNMENT,
+    ),
+    "deep_ep.EPBuffer.dispatch": (
+        "what each card computes; records travel from `send` to `recv`, and counts to `ep_prefix`, by the "
+        "network's runtime"
+    ),
+    "deep_ep.EPBuffer.combine": "the sum on the token's own card; bringing rows there is the network's part",
+    "deep_ep.calculate_ep_buffer_size": (
+        "arithmetic on the host: the shape of `ep_expand`'s recv says the size for a topology and a payload"
+    ),
+    "deep_ep.EventHandle": "an event of a stream, which the launching framework has",
+    "deep_ep.export_dispatch_debug_clock": "a trace of that library's own kernels",
     "tile_kernels.rand.set_seed": "state on the host; here every call of randn passes its own seed",
 }
 """Reasons by function; a function that some family serves may have a remark here too."""

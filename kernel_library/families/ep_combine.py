@@ -187,9 +187,7 @@ def _program(spec: EpCombineSpec, tile: ColumnTile, cores: int) -> Any:
         for k in T.serial(topk):
             if is_known(index_ub[token, k * step]):
                 if spec.per_rank == "none":
-                    T.copy(
-                        call.y[at, k, column : column + width], row_ub[slot, biases + found[0], 0:width]
-                    )
+                    T.copy(call.y[at, k, column : column + width], row_ub[slot, biases + found[0], 0:width])
                     found[0] = found[0] + 1
                 elif is_last_of_rank(index_ub, token, k) > 0:
                     if spec.per_rank == "sent":
@@ -231,9 +229,7 @@ def _program(spec: EpCombineSpec, tile: ColumnTile, cores: int) -> Any:
                         value = load_wide(DTYPE, row_ub, slot, biases + row, origin + i * VECTOR_LANES)
                         if rounds_ranks:
                             part[i] = T.simd.vadd(part[i], value)
-                            ends = T.simd.vcmps(
-                                T.simd.vld(ends_ub[slot, row], dist="BRC_B32"), 0, op="ne"
-                            )
+                            ends = T.simd.vcmps(T.simd.vld(ends_ub[slot, row], dist="BRC_B32"), 0, op="ne")
                             whole = widened(DTYPE, rounded(DTYPE, part[i]))
                             total[i] = T.simd.vsel(T.simd.vadd(total[i], whole), total[i], ends)
                             part[i] = T.simd.vsel(T.simd.vdup(0.0, "float32"), part[i], ends)
@@ -322,19 +318,19 @@ FAMILY = Family(
         computes=(
             "    out[t] = bf16(bias0[t] + bias1[t] + sum over k ascending of y[t, k])\n\n"
             "in fp32, one addition after the other, and one rounding at the end; without a bias the sum "
-            "starts at 0. Choices of no expert (`topk_idx[t, k]` -1 above all) are left out and their rows of "
-            "y not looked at. Routing weights do not enter: `swiglu` has multiplied by them.\n\n"
+            "starts at 0. Choices of no expert (`topk_idx[t, k]` -1 above all) are left out and their rows "
+            "of y not looked at. Routing weights do not enter: `swiglu` has multiplied by them.\n\n"
             "*Sums by rank.* A rank may add up the rows of its own experts before it sends them, so that one "
             "row per token and rank travels instead of one per choice. That sum is rounded to bf16 and takes "
-            "the place of the token's last choice on that rank. With `per_rank` \"sent\" y holds such sums; "
+            'the place of the token\'s last choice on that rank. With `per_rank` "sent" y holds such sums; '
             "the sender makes them with `reduce_fused` without weights, whose positions are the first `topk` "
-            "columns of `recv_src_metadata`. With \"here\" y holds every choice's row and this kernel does "
+            'columns of `recv_src_metadata`. With "here" y holds every choice\'s row and this kernel does '
             "both steps, with the same bits. The network brings the row of choice k of a token to `y[t, k]` "
             "on the token's own rank: its `source` is rank * max_tokens_per_rank + t."
         ),
         arguments={
             "y": "[tokens, topk, hidden], row-major: the receive buffer of the combine",
-            "topk_idx": "row-major experts of each token, of all ranks; of an int64 the low word is looked at",
+            "topk_idx": "row-major experts of each token; -1 for none; of an int64 the low word is looked at",
             "bias0": "added first, for example the residual stream",
             "bias1": "added second, for example the output of a shared expert",
             "out": "sums by token",

@@ -529,14 +529,14 @@ FAMILY = Family(
             "    recv_src_metadata[i] = the row of each choice or -1, the record's source,\n"
             "                           the last choice that has a row\n\n"
             "With `zero_padding` the rows from an expert's last one up to the next multiple of "
-            "`expert_alignment` become zero, scales and weights included; else they keep what they hold. With "
-            "`cached` the rows are read from the metadata of an earlier dispatch with the same routing, and "
-            "records without experts and source suffice. Rows at or behind `expanded` are not written, and "
+            "`expert_alignment` become zero, scales and weights included; else they keep what they hold. "
+            "With `cached` the rows are read from the metadata of an earlier dispatch with the same routing, "
+            "and records without experts and source suffice. Rows at or behind `expanded` are not written, and "
             "records at or behind `received` are not looked at.\n\n"
-            "Rows follow the order of the tokens, so the same routing gives the same rows in every run and on "
-            "every part. The records are cut into 128 parts; each core counts the experts in some of them, "
-            "passes a barrier of all vector cores and adds up the counts of the parts before its own. Filling "
-            "`recv` and waiting until it is full is the network's part."
+            "Rows follow the order of the tokens, so the same routing gives the same rows in every run and "
+            "on every part. The records are cut into 128 parts; each core counts the experts in some of "
+            "them, passes a barrier of all vector cores and adds up the counts of the parts before its own. "
+            "Filling `recv` and waiting until it is full is the network's part."
         ),
         arguments={
             "recv": "record slots by sending rank",

@@ -84,7 +84,7 @@ def plan_of(spec: EpLayoutSpec, target: Target) -> RowPlan:
         unstaged_row_bytes=4 * ranks,
         fixed_bytes=4 * (3 * ranks + padded(spec.topology.experts) + 2 * VECTOR_LANES) + SUM_BYTES,
         rows=rows,
-        # Each index is compared with the experts in both walks, 64 at a time, and with the others of its token.
+        # Each index is compared with all experts and, in two walks, with all ranks, 64 at a time.
         passes=float(topk * (2 * ranks + padded(spec.topology.experts)) // VECTOR_LANES),
         what=f"a token's slots on {spec.topology.ranks} ranks",
         field="topology",
@@ -148,8 +148,10 @@ def _program(spec: EpLayoutSpec, plan: RowPlan, cores: int) -> Any:
     @T.macro
     def load(state: Any, slot: Any, first: Any, count: Any) -> None:
         call, index_ub, begin = state[0], state[1], state[2]
+        start = T.alloc_var("int32")
+        start = begin[0] + first
         T.copy(
-            T.view(call.topk_idx, (tokens, words), "int32")[begin[0] + first : begin[0] + first + count, 0:words],
+            T.view(call.topk_idx, (tokens, words), "int32")[start : start + count, 0:words],
             index_ub[slot, 0:count, 0:words],
         )
 
@@ -225,9 +227,7 @@ def _program(spec: EpLayoutSpec, plan: RowPlan, cores: int) -> Any:
                     token = T.cast(t, "int32")
                     hit = meets(index_ub, slot, token, lowest, owned)
                     T.simd.vsts(row_ub[token, at], following)
-                    T.simd.vsts(
-                        in_rank_ub[slot, token, at], T.reinterpret(hit, "uint8x256"), dist="PK4_B32"
-                    )
+                    T.simd.vsts(in_rank_ub[slot, token, at], T.reinterpret(hit, "uint8x256"), dist="PK4_B32")
                     following = T.simd.vadd(following, hit)
                 T.simd.vsts(next_ub[0, at], following)
             T.simd.mem_bar("VST_VLD")
@@ -343,9 +343,7 @@ def _program(spec: EpLayoutSpec, plan: RowPlan, cores: int) -> Any:
     @T.macro
     def block(call: Any) -> None:
         with T.Kernel(cores) as core:
-            index_ub = T.alloc_shared(
-                (plan.stages, plan.rows, index_pitch(topk, spec.index_dtype)), "int32"
-            )
+            index_ub = T.alloc_shared((plan.stages, plan.rows, index_pitch(topk, spec.index_dtype)), "int32")
             next_ub = T.alloc_shared((2, rank_pitch), "int32")
             begin = T.alloc_local((1,), "int32")
             used = T.alloc_var("int32")
@@ -381,8 +379,8 @@ FAMILY = Family(
     sources=(*ROW_KERNEL_SOURCES, *EXPERT_PARALLEL_SOURCES, LANE_TOPK_SOURCE, PART_COUNTS_SOURCE),
     page=KernelPage(
         computes=(
-            "Rank r owns the experts from `r * experts / ranks` on. A token goes to a rank if it chose one of "
-            "that rank's experts, once, however many it chose there:\n\n"
+            "Rank r owns the experts from `r * experts / ranks` on. A token goes to a rank if it chose one "
+            "of that rank's experts, once, however many it chose there:\n\n"
             "    is_token_in_rank[t, r] = some k: topk_idx[t, k] is an expert of r\n"
             "    num_tokens_per_rank[r] = how many tokens go to r\n"
             "    num_tokens_per_expert[e] = how often e occurs in topk_idx\n"
@@ -411,10 +409,11 @@ FAMILY = Family(
         },
         tolerance="exact",
         facts=(
-            "github.com/deepseek-ai/DeepEP (V2.5) and its Ascend port, deep_ep/impls/ep/dispatch.hpp: a token "
-            "takes one slot on each rank, held by one of its choices; there slots follow the order of arrival",
+            "github.com/deepseek-ai/DeepEP (V2.5) and its Ascend port, deep_ep/impls/ep/dispatch.hpp: a "
+            "token takes one slot on each rank, held by one of its choices; there slots follow the order of "
+            "arrival",
         ),
-        serves=(),
+        serves=("deep_ep.EPBuffer.dispatch",),
         examples=(
             EpLayoutSpec(
                 topology=ExpertParallelTopology(ranks=8, experts=256, topk=6, max_tokens_per_rank=4096)

@@ -305,7 +305,7 @@ FAMILY = Family(
             "token's record holds, and that a cached dispatch sends payload, scales and weights only; the "
             "order of the parts is this library's own",
         ),
-        serves=(),
+        serves=("deep_ep.EPBuffer.dispatch",),
         examples=(
             EpPackSpec(
                 topology=ExpertParallelTopology(ranks=8, experts=256, topk=6, max_tokens_per_rank=4096),

@@ -16,7 +16,12 @@ from kaas.kernel_library.routing.expert_parallel import (
 from kaas.kernel_library.routing.lane_sums import LANE_SUMS_SOURCE, last_lane, running_sums
 from kaas.kernel_library.spec import KernelSpec, require_bool
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
-from kaas.kernel_library.vector.row_plan import DMA_BYTES_PER_CYCLE, STAGE_OVERHEAD_CYCLES, VECTOR_LANES, padded
+from kaas.kernel_library.vector.row_plan import (
+    DMA_BYTES_PER_CYCLE,
+    STAGE_OVERHEAD_CYCLES,
+    VECTOR_LANES,
+    padded,
+)
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
@@ -74,7 +79,7 @@ def build(spec: EpPrefixSpec, target: Target) -> BuiltKernel:
 
 
 def _program(spec: EpPrefixSpec, cores: int) -> Any:
-    """The TileLang function of ``spec``: a few kilobytes, so one core does it all and the others do nothing."""
+    """The TileLang function of ``spec``: a few kilobytes, so that one core does it all."""
     import tilelang.ascend.language as T
 
     entry = Entry("ep_prefix", parameters(spec))
@@ -158,9 +163,7 @@ def _program(spec: EpPrefixSpec, cores: int) -> Any:
                     T.ascend_set_flag("V_MTE2", EXPERT_EVENT)
                     T.ascend_set_flag("V_MTE3", EXPERT_EVENT)
                     T.ascend_wait_flag("V_MTE3", EXPERT_EVENT)
-                    T.copy(
-                        result_ub[0, 0:width], call.psum_num_recv_tokens_per_expert[first : first + width]
-                    )
+                    T.copy(result_ub[0, 0:width], call.psum_num_recv_tokens_per_expert[first : first + width])
                     T.copy(
                         result_ub[1, 0:width],
                         call.num_unaligned_recv_tokens_per_expert[first : first + width],
@@ -216,7 +219,7 @@ FAMILY = Family(
             "github.com/deepseek-ai/DeepEP (V2.5) and its Ascend port, deep_ep/impls/ep/dispatch.hpp: both "
             "sums and the statistics",
         ),
-        serves=(),
+        serves=("deep_ep.EPBuffer.dispatch",),
         examples=(
             EpPrefixSpec(topology=_EXAMPLE),
             EpPrefixSpec(

@@ -29,7 +29,9 @@ def reference(spec: EpExpandSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
         local = experts.long() - inputs["rank"] * one.experts_per_rank
         local = torch.where((local >= 0) & (local < one.experts_per_rank), local, -1)
         rows = _rows(spec, local, ends)
-        last = torch.tensor([max((k for k, e in enumerate(row) if e >= 0), default=-1) for row in local.tolist()])
+        last = torch.tensor(
+            [max((k for k, e in enumerate(row) if e >= 0), default=-1) for row in local.tolist()]
+        )
         source = take(records, layout.source, 1, torch.int32).long()
         outputs["recv_src_metadata"] = torch.cat((rows, source, last.view(-1, 1)), 1).int()
         outputs["expert_counts"] = _counts_by_part(spec, local)

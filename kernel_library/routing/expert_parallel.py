@@ -68,9 +68,7 @@ class ExpertParallelTopology(msgspec.Struct, frozen=True, forbid_unknown_fields=
             f"at most {MAX_EXPERTS_PER_RANK} for each of the {self.ranks} ranks",
         )
         require_int(self.topk, "topology.topk", 1, min(MAX_TOPK, self.experts))
-        require_int(
-            self.max_tokens_per_rank, "topology.max_tokens_per_rank", 1, MAX_TOKENS // self.ranks
-        )
+        require_int(self.max_tokens_per_rank, "topology.max_tokens_per_rank", 1, MAX_TOKENS // self.ranks)
         require_int(self.expert_alignment, "topology.expert_alignment", 1, MAX_ALIGNMENT)
         _require(
             self.expert_alignment & (self.expert_alignment - 1) == 0,

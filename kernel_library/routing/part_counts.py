@@ -47,12 +47,12 @@ def pass_barrier() -> Any:
 
 
 def sums_of_parts(*, event: int) -> Any:
-    """A macro ``(counts, part_ub, sums_ub, at, key, width, before, used)`` for ``width`` keys from ``key`` on.
+    """A macro ``(counts, part_ub, sums_ub, at, key, width, before, used)`` for ``width`` keys.
 
-    ``counts`` is [PARTS, keys] in global memory, of which the first ``used`` parts have rows. Into ``sums_ub``,
-    int32 [2, whole registers], go from ``at`` on the sums over the parts below ``before``, and over all of
-    them. ``part_ub`` is int32 [PARTS, 64]. The caller sets the flag V to MTE2 of ``event`` once before the
-    first call and waits for it after the last one.
+    ``counts`` is [PARTS, keys] in global memory, of which the first ``used`` parts have rows; the keys are
+    those from ``key`` on. Into ``sums_ub``, int32 [2, whole registers], go from ``at`` on the sums over the
+    parts below ``before``, and over all of them. ``part_ub`` is int32 [PARTS, 64]. The caller sets the flag
+    V to MTE2 of ``event`` once before the first call and waits for it after the last one.
     """
     import tilelang.ascend.language as T
 

@@ -56,7 +56,12 @@ def pack_inputs(
 
 
 def expand_inputs(
-    spec: EpExpandSpec, tokens: list[int], rank: int, generator: torch.Generator, *, spare: int = 0,
+    spec: EpExpandSpec,
+    tokens: list[int],
+    rank: int,
+    generator: torch.Generator,
+    *,
+    spare: int = 0,
     routing: list[torch.Tensor] | None = None,
 ) -> dict[str, Any]:
     """What ``rank`` receives when rank r has ``tokens[r]`` tokens; ``expanded`` and ``received`` rows fit.

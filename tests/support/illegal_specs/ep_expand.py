@@ -20,6 +20,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (SPEC | {"expanded": 0}, "expanded"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
-    (SPEC | {"hidden": 65536, "topology": TOPOLOGY | {"experts": 4096}, "tile": {"rows": 2, "stages": 1}}, "tile", "UB"),
+    (
+        SPEC | {"hidden": 65536, "topology": TOPOLOGY | {"experts": 4096}, "tile": {"rows": 2, "stages": 1}},
+        "tile",
+        "UB",
+    ),
     (SPEC | {"hidden": 7168, "tile": {"rows": 8, "stages": 3}}, "tile", "UB"),
 ]
