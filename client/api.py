@@ -61,7 +61,7 @@ def get_kernels(
 
     if not isinstance(spec, CompositeSpec):
         raise InvalidSpec(
-            f"a composite spec is needed, not a {type(spec).__name__}; get_kernel takes the spec of one kernel",
+            f"a composite spec is needed, not a {type(spec).__name__}; get_kernel takes one kernel's spec",
             field="spec",
             legal="a CompositeSpec such as SparseAttentionSpec()",
         )

@@ -100,9 +100,7 @@ def get(
     A composite's spec gets each of its kernels.
     """
     client = KernelClient(store or default_store(), socket or default_socket())
-    found = [
-        _facts_of_get(client, (part, soc), timeout, strict) for part in specs_from_words(spec, tile)
-    ]
+    found = [_facts_of_get(client, (part, soc), timeout, strict) for part in specs_from_words(spec, tile)]
     if json:
         print_json(found[0] if len(found) == 1 else found)
         return
@@ -265,6 +263,13 @@ def families(
     """List kernel families, or show one: its fields, arguments, reference; with --json, the JSON Schemas."""
     from kaas.kernel_library import kernel_pages, registry
 
+    if name in registry.composite_names():
+        composite = registry.composite_named(name)
+        if json:
+            print_json(registry.json_schema(composite.spec_type))
+        else:
+            print(kernel_pages.composite_text(composite), end="")
+        return
     if name:
         family = registry.family_named(name)
         if json:

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kaas.kernel_library.composite import Composite, CompositeSpec
 from kaas.kernel_library.family import Family, KernelPage
-from kaas.kernel_library.registry import families, json_schema
-from kaas.kernel_library.spec import KernelSpec
+from kaas.kernel_library.registry import composite_named, composite_names, families, family_named, json_schema
+from kaas.kernel_library.spec import Spec
 from kaas.kernel_library.upstream import COMPONENTS, NOT_SERVED
 from kaas.proto.launch import Parameter
 
@@ -31,6 +32,32 @@ def page_text(family: Family) -> str:
     if family.page is not None:
         lines += [*_arguments(family, family.page), "", *_proof(family, family.page)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def composite_text(composite: Composite) -> str:
+    """The page of one composite: its kernels and the arguments that they share."""
+    lines = [f"# {composite.name}", "", f"{composite.summary[0].upper()}{composite.summary[1:]}.", ""]
+    lines += [composite.computes.strip(), "", "## Spec", "", *_spec_table(json_schema(composite.spec_type))]
+    for spec in composite.examples:
+        lines += ["", "## Kernels", "", f"`{_spec_text(spec)}` is, in this order:", ""]
+        lines += ["| stage | kernel |", "|---|---|"]
+        lines += [f"| {stage.name} | `{_spec_text(stage.spec)}` |" for stage in spec.stages()]
+        lines += ["", "## Call", "", "By name:", ""]
+        lines += ["| argument | role | dtype | shape | what it is |", "|---|---|---|---|---|"]
+        lines += list(_shared_arguments(composite, spec))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _shared_arguments(composite: Composite, spec: CompositeSpec) -> Iterator[str]:
+    uses: dict[str, list[Parameter]] = {}
+    for stage in spec.stages():
+        for parameter in family_named(stage.spec.family).parameters(stage.spec):
+            if parameter.name in stage.arguments:
+                uses.setdefault(stage.arguments[parameter.name], []).append(parameter)
+    for name, parameters in uses.items():
+        first = parameters[0]
+        role = "between stages" if first.role == "out" and len(parameters) > 1 else first.role
+        yield _row_of(name, role, first, composite.arguments[name])
 
 
 def _spec_table(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -75,13 +102,13 @@ def _arguments(family: Family, page: KernelPage) -> Iterator[str]:
         yield "| argument | role | dtype | shape | what it is |"
         yield "|---|---|---|---|---|"
         for parameter in family.parameters(spec):
-            yield _argument_row(parameter, page)
+            meaning = page.arguments.get(parameter.name, "")
+            yield _row_of(parameter.name, parameter.role, parameter, meaning)
 
 
-def _argument_row(parameter: Parameter, page: KernelPage) -> str:
+def _row_of(name: str, role: str, parameter: Parameter, meaning: str) -> str:
     shape = f"[{', '.join(map(str, parameter.shape))}]" if parameter.role != "scalar" else "-"
-    meaning = page.arguments.get(parameter.name, "")
-    return f"| `{parameter.name}` | {parameter.role} | {parameter.dtype} | {shape} | {meaning} |"
+    return f"| `{name}` | {role} | {parameter.dtype} | {shape} | {meaning} |"
 
 
 def _proof(family: Family, page: KernelPage) -> Iterator[str]:
@@ -101,7 +128,7 @@ def _proof(family: Family, page: KernelPage) -> Iterator[str]:
     yield from (f"- {fact}" for fact in page.facts)
 
 
-def _spec_text(spec: KernelSpec) -> str:
+def _spec_text(spec: Spec) -> str:
     """A spec in the words of the command line, without its defaults."""
     record = spec.to_record()
     defaults = {
@@ -132,6 +159,11 @@ def index_text() -> str:
         "|---|---|",
         *(f"| [{name}](kernels/{name}.md) | {family.summary} |" for name, family in known),
     ]
+    if composite_names():
+        lines += ["", "Several kernels from one spec:", "", "| composite | what it computes |", "|---|---|"]
+        lines += [
+            f"| [{name}](kernels/{name}.md) | {composite_named(name).summary} |" for name in composite_names()
+        ]
     serving: dict[str, list[str]] = {}
     for name, family in known:
         for function in family.page.serves if family.page else ():
@@ -157,7 +189,11 @@ def pages() -> dict[str, str]:
         for name, family in sorted(families().items())
         if family.module.startswith("kaas.")
     }
-    return {"kernels.md": index_text(), **built_in}
+    of_composites = {
+        f"kernels/{name}.md": f"{_NOTE}\n\n{composite_text(composite_named(name))}"
+        for name in composite_names()
+    }
+    return {"kernels.md": index_text(), **built_in, **of_composites}
 
 
 def main(folder: str) -> None:

@@ -155,7 +155,7 @@ def test_an_unexpected_error_is_one_line(store: PublishedStore, monkeypatch: pyt
     def broken(*_: Any) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(cli, "spec_from_words", broken)
+    monkeypatch.setattr(cli, "specs_from_words", broken)
     result = kaas("get", "gemm")
     assert result.exit_code == exit_status.INTERNAL
     assert result.stderr.splitlines()[0] == "kaas: unexpected RuntimeError: boom"
@@ -165,7 +165,7 @@ def test_an_interrupt_ends_quietly(store: PublishedStore, monkeypatch: pytest.Mo
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "spec_from_words", interrupted)
+    monkeypatch.setattr(cli, "specs_from_words", interrupted)
     result = kaas("get", "gemm")
     assert result.exit_code == exit_status.INTERRUPTED
     assert result.stderr == "kaas: interrupted\n"
