@@ -273,8 +273,8 @@ def indexer_scores(
             key = T.alloc_var("int32")
             tiles_here = T.alloc_var("int32")
             tiles_here = tile_count(block)
-            look_at_windows(call, block, rings.low, rings.high)
             if block.steps > 0:
+                look_at_windows(call, block, rings.low, rings.high)
                 load_queries(rings, call, block)
                 for step in T.serial(block.steps):
                     key = block.begin + step * STEP_KEYS
@@ -459,8 +459,8 @@ def indexer_scores(
             key = T.alloc_var("int32")
             tiles_here = T.alloc_var("int32")
             tiles_here = tile_count(block)
-            look_at_windows(call, block, state.low, state.high)
             if block.steps > 0:
+                look_at_windows(call, block, state.low, state.high)
                 bring_weights(state, call, block)
                 for step in T.serial(block.steps):
                     if T.truncmod(state.steps_done[0] + step, 2) == vector_core:

@@ -80,9 +80,7 @@ def parameters(spec: MqaLogitsSpec) -> tuple[Parameter, ...]:
         Parameter(name="weights", role="in", dtype="bf16", shape=(tokens, spec.heads)),
         Parameter(name="ks", role="in", dtype="int32", shape=(tokens,)),
         Parameter(name="ke", role="in", dtype="int32", shape=(tokens,)),
-        Parameter(
-            name="out", role="out" if spec.clean else "inout", dtype="bf16", shape=(tokens, columns)
-        ),
+        Parameter(name="out", role="out" if spec.clean else "inout", dtype="bf16", shape=(tokens, columns)),
     )
 
 
@@ -216,7 +214,9 @@ score does not depend on that. Tiles are skipped where a step has none of their 
     },
     tolerance="small integers to the last bit of bf16; random values within calc_diff 5e-4 of float64 products "
     "of the dequantised values",
-    facts=("https://github.com/deepseek-ai/DeepGEMM (fp8_fp4_mqa_logits: arguments, rows from ks on, limits)",),
+    facts=(
+        "https://github.com/deepseek-ai/DeepGEMM (fp8_fp4_mqa_logits: arguments, rows from ks on, limits)",
+    ),
     serves=("deep_gemm.fp8_fp4_mqa_logits",),
     examples=(MqaLogitsSpec(), MqaLogitsSpec(heads=32, dtype="e2m1", clean=True)),
 )

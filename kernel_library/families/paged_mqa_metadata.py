@@ -200,7 +200,9 @@ A request's queries look at no more keys than the one of them that looks at the 
         "metadata": "query and split of each boundary",
     },
     tolerance="exact",
-    facts=("https://github.com/deepseek-ai/DeepGEMM (get_paged_mqa_logits_metadata: pairs of query and split)",),
+    facts=(
+        "https://github.com/deepseek-ai/DeepGEMM (get_paged_mqa_logits_metadata: pairs of query and split)",
+    ),
     serves=("deep_gemm.get_paged_mqa_logits_metadata",),
     examples=(PagedMqaMetadataSpec(), PagedMqaMetadataSpec(heads=32, next_n=2)),
 )

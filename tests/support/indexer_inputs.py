@@ -15,9 +15,7 @@ def stored(values: torch.Tensor, dtype: str) -> torch.Tensor:
     return encode_e2m1(values) if dtype == "e2m1" else encode_float8(values, dtype)
 
 
-def drawn(
-    shape: tuple[int, ...], dtype: str, generator: torch.Generator, *, integers: bool
-) -> torch.Tensor:
+def drawn(shape: tuple[int, ...], dtype: str, generator: torch.Generator, *, integers: bool) -> torch.Tensor:
     """Stored values: -2 .. 2, or normal ones."""
     if integers:
         return stored(torch.randint(-2, 3, shape, generator=generator).float(), dtype)
