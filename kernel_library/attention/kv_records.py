@@ -63,7 +63,6 @@ def hold_records(held: Any, stages: int, rows: int, width: int, formats: Sequenc
     scales = T.alloc_shared((stages, rows * SCALE_PITCH), "float32")
     held.keep(raw=raw, scales=scales)
     held.keep(e4m3=T.view(raw, (stages, rows, RECORD_PITCH), dtype="float8_e4m3fn"))
-    held.keep(e2m1=T.view(raw, (stages, rows, 2 * RECORD_PITCH), dtype="float4_e2m1fn"))
 
 
 def held_bytes(stages: int, rows: int, width: int, formats: Sequence[RecordFormat]) -> int:
@@ -146,8 +145,9 @@ def record_reader(fmt: RecordFormat) -> RecordReader:
     @T.macro
     def fp4(held: Any, stage: Any, row: Any, step: Any) -> Any:
         scale = T.simd.vld(held.scales[stage, row * SCALE_PITCH + step * 8], dist="E2B_B32")
-        stored = T.simd.vld(held.e2m1[stage, row, step * ELEMENTS], dist="UNPK4_B8")
-        values = T.simd.vcvt(stored, "bfloat16", part=0)
+        # Bytes of pairs, read as such: a view of fp4 values counts its places by whole bytes.
+        stored = T.simd.vld(held.raw[stage, row, step * (ELEMENTS // 2)], dist="UNPK4_B8")
+        values = T.simd.vcvt(T.reinterpret("float4_e2m1fnx512", stored), "bfloat16", part=0)
         both = T.simd.vor(
             scaled(T.simd.vcvt(values, "float32", part=0), scale, 0),
             scaled(T.simd.vcvt(values, "float32", part=1), scale, 1),

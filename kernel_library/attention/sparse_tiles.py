@@ -1,7 +1,8 @@
 """Sparse attention tiles: 64 query heads of a token meet the keys that an index list names, block by block.
 
 The heads of a token share their keys, so a tile is 64 heads of one token. What is chosen is how many keys a
-block has: 128 keep the cube busier and rescale the running output half as often; 64 leave more blocks in flight.
+block has: 128 keep the cube busier and rescale the running output half as often; 64 leave more blocks in
+flight.
 """
 
 from __future__ import annotations
@@ -15,13 +16,10 @@ import msgspec
 from kaas.kernel_library.attention.attention_tiles import (
     ACCUMULATOR_BYTES,
     CHUNK,
-    CYCLES_PER_REGISTER,
-    CYCLES_PER_SCORE_ROW,
     ELEMENT_BYTES,
     FIXED_UB_BYTES,
     MAX_ACCUMULATOR_SLOTS,
     MAX_KEY_SLOTS,
-    TILE_OVERHEAD_CYCLES,
     VECTOR_LANES,
     WEIGHT_SLOTS,
     AttentionTiles,
@@ -47,7 +45,11 @@ MAX_HEADS = 128
 
 GATHER_CYCLES_PER_TOKEN = 60
 """What the scalar pipe takes to read an index and issue a transfer, and the vector pipe to widen a record."""
+CYCLES_PER_SCORE_ROW = 20
+CYCLES_PER_SCORE_REGISTER = 6
+CYCLES_PER_VALUE_REGISTER = 3
 BLOCK_OVERHEAD_CYCLES = 500
+TILE_OVERHEAD_CYCLES = 2500
 
 
 class SparseTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -147,8 +149,8 @@ def _require_fit(buffer: str, need: int, limit: int) -> None:
 def _modelled(target: Target, tiles: AttentionTiles, topks: Sequence[int], tokens: int) -> Candidate:
     keys, width = tiles.keys, tiles.d_qk + tiles.d_v
     fed = (ROWS + keys) * tiles.d_qk + keys * tiles.d_v + tiles.d_v // CHUNK * ROWS * keys
-    scores = math.ceil(keys / VECTOR_LANES) * 12 + CYCLES_PER_SCORE_ROW
-    summed = ROWS // 2 * (scores + tiles.d_v / VECTOR_LANES * CYCLES_PER_REGISTER)
+    scores = math.ceil(keys / VECTOR_LANES) * CYCLES_PER_SCORE_REGISTER + CYCLES_PER_SCORE_ROW
+    summed = ROWS // 2 * (scores + tiles.d_v / VECTOR_LANES * CYCLES_PER_VALUE_REGISTER)
     times = {
         "cube": ROWS * keys * width / FMA_PER_CYCLE[ELEMENT_BYTES],
         "L1 to L0": fed * ELEMENT_BYTES / L1_TO_L0_BYTES_PER_CYCLE,
