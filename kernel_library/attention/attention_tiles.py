@@ -37,8 +37,9 @@ NOMINAL_KEYS = 4096
 """How many keys a tile is taken to meet."""
 BLOCK_OVERHEAD_CYCLES = 500
 TILE_OVERHEAD_CYCLES = 2500
-CYCLES_PER_SCORE_ROW = 40
-CYCLES_PER_REGISTER = 5
+CYCLES_PER_SCORE_ROW = 20
+CYCLES_PER_SCORE_REGISTER = 6
+CYCLES_PER_VALUE_REGISTER = 3
 
 
 class AttentionTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -173,12 +174,12 @@ def _modelled(target: Target, tiles: AttentionTiles, total_rows: int) -> Candida
     rows, keys, width = tiles.rows, tiles.keys, tiles.d_qk + tiles.d_v
     stored = tiles.d_qk if tiles.shared_values else width
     fed = (rows + keys) * tiles.d_qk + keys * tiles.d_v + tiles.d_v // CHUNK * rows * keys
-    scores = math.ceil(keys / VECTOR_LANES) * 12 + CYCLES_PER_SCORE_ROW
+    scores = math.ceil(keys / VECTOR_LANES) * CYCLES_PER_SCORE_REGISTER + CYCLES_PER_SCORE_ROW
     times = {
         "cube": rows * keys * width / FMA_PER_CYCLE[ELEMENT_BYTES],
         "L1 to L0": fed * ELEMENT_BYTES / L1_TO_L0_BYTES_PER_CYCLE,
         "L2": keys * stored * ELEMENT_BYTES / L2_BYTES_PER_CYCLE,
-        "vectors": rows / 2 * (scores + tiles.d_v / VECTOR_LANES * CYCLES_PER_REGISTER),
+        "vectors": rows / 2 * (scores + tiles.d_v / VECTOR_LANES * CYCLES_PER_VALUE_REGISTER),
     }
     bound = max(times, key=times.__getitem__)
     # Two blocks in flight are both in use while the weights of one are made: loads hide behind nothing.

@@ -40,35 +40,40 @@ NOMINAL_TOKENS = 4096
 class MlaPrefillSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="mla_prefill"):
     """Softmax attention of sequences that lie one after the other, each query head on its own.
 
-    Queries and keys are ``d_qk`` wide, values 128. ``heads / kv_heads`` consecutive query heads share a head
-    of keys and values; ``kv_heads`` is ``heads`` unless given. With ``causal`` the last query of a sequence
-    sees all of its keys, the one before it all but the last, and so on. ``tile`` overrides the queries and
-    the keys that meet at a time.
+    Queries and keys are ``d_qk`` wide, values 128. ``group`` consecutive query heads share a head of keys and
+    values. With ``causal`` the last query of a sequence sees all of its keys, the one before it all but the
+    last, and so on. ``tile`` overrides the queries and the keys that meet at a time.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
 
     heads: Annotated[int, within(1, MAX_HEADS)] = 128
-    kv_heads: Annotated[int, within(1, MAX_HEADS)] = 128
+    group: Annotated[int, within(1, MAX_HEADS)] = 1
     d_qk: Literal[128, 192] = 192
-    causal: bool = True
+    causal: bool = False
     tokens: Dim = "dynamic"
     tile: AttentionTile | None = None
 
     def __post_init__(self) -> None:
         require_int(self.heads, "heads", 1, MAX_HEADS)
-        require_int(self.kv_heads, "kv_heads", 1, MAX_HEADS)
-        if self.heads % self.kv_heads:
+        require_int(self.group, "group", 1, MAX_HEADS)
+        if self.heads % self.group:
             legal = [count for count in range(1, self.heads + 1) if self.heads % count == 0]
             raise InvalidSpec(
-                f"kv_heads is {self.kv_heads}, which does not divide {self.heads} heads",
-                field="kv_heads",
+                f"group is {self.group}, which does not divide {self.heads} heads; "
+                f"legal: {', '.join(map(str, legal))}",
+                field="group",
                 legal=legal,
             )
         require_one_of(self.d_qk, "d_qk", (128, 192))
         require_bool(self.causal, "causal")
         require_dim(self.tokens, "tokens")
         require_attention_tile(self.tile)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.heads // self.group
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""
@@ -142,7 +147,7 @@ def _program(spec: MlaPrefillSpec, tiles: AttentionTiles, cores: int) -> Any:
     entry = Entry("mla_prefill", parameters(spec))
     tokens = entry.extent("tokens" if spec.tokens == DYNAMIC else spec.tokens)
     kv_tokens, offsets = entry.extent("kv_tokens"), entry.extent("offsets")
-    heads, group = spec.heads, spec.heads // spec.kv_heads
+    heads, group = spec.heads, spec.group
     rows, keys, half = tiles.rows, tiles.keys, tiles.rows // 2
 
     @T.macro
@@ -181,7 +186,7 @@ def _program(spec: MlaPrefillSpec, tiles: AttentionTiles, cores: int) -> Any:
 
     @T.macro
     def walk(call: Any, core: Any, visit: Any) -> None:
-        # Where this core's next tile is in the sequence of all tiles, counted from the running sequence's first.
+        # This core's next tile in the order of all tiles, counted from the running sequence's first one.
         mine = T.alloc_var("int32")
         mine = core
         turns = T.alloc_var("int32")
@@ -230,21 +235,50 @@ def _program(spec: MlaPrefillSpec, tiles: AttentionTiles, cores: int) -> Any:
 
 
 PAGE = KernelPage(
-    computes="WIP",
+    computes="""
+Sequence i has the queries `cu_seqlens_q[i]` to `cu_seqlens_q[i+1]` and the keys `cu_seqlens_k[i]` to
+`cu_seqlens_k[i+1]`. For every query t and head h of it, over the keys j that it sees and g = h / group,
+
+    score[j]    = softmax_scale * sum over d of q[t,h,d] * k[j,g,d]
+    lse[h,t]    = ln sum over j of exp(score[j])
+    out[t,h]    = sum over j of exp(score[j] - lse[h,t]) * v[j,g]
+
+With `causal`, query t of a sequence of n queries and m keys, counted from 0, sees the first m - n + 1 + t keys:
+the last query sees them all. A query that sees none has output 0 and lse +inf. Starts beyond the tokens count as
+their end; tokens of no sequence are neither read nor written.
+
+*How.* A tile is up to 128 queries of one head. Its keys come in blocks: the cube multiplies queries and keys, the
+vector cores make exponentials of the scores under a maximum that may still grow, the cube multiplies them, as bf16,
+with the values, and the vector cores add that to sums of fp32, which shrink when the maximum grows. Scores of the
+next block are computed before the values of the last one. Tiles of all sequences and heads are one sequence that
+the cores take in turn, heads first; blocks that no query of a tile sees are left out. A result does not depend on
+the core count.
+
+*Infinities and NaN.* A score of -inf weighs nothing. NaN in a query, in a key that it sees, or a score of +inf
+makes its output and lse NaN. A value that is not finite makes NaN of its column of values for all queries of the tile
+that its block meets, seen or not: 0 * inf.
+""",
     arguments={
-        "q": "[tokens, heads, d_qk]",
-        "k": "[kv_tokens, kv_heads, d_qk]",
-        "v": "[kv_tokens, kv_heads, 128]",
-        "cu_seqlens_q": "[sequences + 1]",
-        "cu_seqlens_k": "[sequences + 1]",
-        "softmax_scale": "scale",
-        "out": "[tokens, heads, 128]",
-        "lse": "[heads, tokens]",
+        "q": "[tokens, heads, d_qk], the sequences one after the other",
+        "k": "[kv_tokens, heads / group, d_qk]",
+        "v": "[kv_tokens, heads / group, 128]",
+        "cu_seqlens_q": "where each sequence's queries begin, and where the last one's end",
+        "cu_seqlens_k": "likewise of keys",
+        "softmax_scale": "factor of the scores, d_qk^-0.5 as a rule",
+        "out": "[tokens, heads, 128]; only tokens of sequences are written",
+        "lse": "[heads, tokens], natural logarithms; only tokens of sequences are written",
     },
-    tolerance="WIP",
-    facts=("https://github.com/deepseek-ai/FlashMLA",),
+    tolerance="outputs within 1e-3 + 2.01/128 and calc_diff 5e-6 of float64, lse within 1e-6 + 8.01/65536; equal "
+    "weights of 2^n whole values and single keys to the last bit",
+    facts=(
+        "https://github.com/deepseek-ai/FlashMLA (flash_attn_varlen_func: arguments, mask, layout of lse)",
+        "asc-devkit, asc_copy_l0c2ub: rows of an accumulator split over both vector cores",
+    ),
     serves=("flash_mla.flash_attn_varlen_func",),
-    examples=(MlaPrefillSpec(),),
+    examples=(
+        MlaPrefillSpec(causal=True),
+        MlaPrefillSpec(heads=32, group=4, d_qk=128),
+    ),
 )
 
 FAMILY = Family(

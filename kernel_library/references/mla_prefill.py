@@ -17,7 +17,7 @@ def reference(spec: MlaPrefillSpec, inputs: Mapping[str, Any]) -> dict[str, torc
     Rows of no sequence keep what they hold.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    group = spec.heads // spec.kv_heads
+    group = spec.group
     out, lse = inputs["out"].double(), inputs["lse"].double()
     queries = inputs["cu_seqlens_q"].tolist()
     keys = inputs["cu_seqlens_k"].tolist()

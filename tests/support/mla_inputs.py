@@ -10,12 +10,15 @@ import torch
 from kaas.kernel_library.families.mla_decode import MlaDecodeSpec
 from kaas.kernel_library.families.mla_prefill import MlaPrefillSpec
 
+AMPLITUDE = 0.25
+"""Of keys and values: outputs are then small enough for weights of 8 bits to be near them."""
+
 
 def decode_inputs(
     spec: MlaDecodeSpec,
     lengths: Sequence[int],
     *,
-    amplitude: float = 0.5,
+    sharpness: float = 1.0,
     integers: bool = False,
     max_pages: int | None = None,
     parts: int | None = None,
@@ -25,7 +28,7 @@ def decode_inputs(
 
     Records behind a request's last key are NaN, as are pages of nobody; what the table says of pages that a
     request has not is far outside. ``integers`` makes queries and keys -1, 0 and 1.
-    Room for parts is 77.
+    Room for parts is 77. Scores have a standard deviation of about ``sharpness``.
     """
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-max(length, 0) // spec.page) for length in lengths]
@@ -37,11 +40,16 @@ def decode_inputs(
         pages = order[used : used + count]
         used += count
         table[request, :count] = pages[: table.shape[1]].int()
-        records = _values(generator, (count * spec.page, spec.d_qk), integers, amplitude)
+        records = _values(generator, (count * spec.page, spec.d_qk), integers)
         records[max(length, 0) :] = torch.nan
         cache[pages, :, 0] = records.view(count, spec.page, spec.d_qk)
     made = {
-        "q": _values(generator, (len(lengths), spec.s_q, spec.heads, spec.d_qk), integers, amplitude),
+        "q": _values(
+            generator,
+            (len(lengths), spec.s_q, spec.heads, spec.d_qk),
+            integers,
+            sharpness / AMPLITUDE,
+        ),
         "kv_cache": cache,
         "block_table": table,
         "cache_seqlens": torch.tensor(lengths, dtype=torch.int32),
@@ -54,7 +62,7 @@ def decode_inputs(
 
 
 def _values(
-    generator: torch.Generator, shape: tuple[int, ...], integers: bool, amplitude: float
+    generator: torch.Generator, shape: tuple[int, ...], integers: bool, amplitude: float = AMPLITUDE
 ) -> torch.Tensor:
     if integers:
         return torch.randint(-1, 2, shape, generator=generator).bfloat16()
@@ -65,25 +73,26 @@ def prefill_inputs(
     spec: MlaPrefillSpec,
     lengths: Sequence[tuple[int, int]],
     *,
-    amplitude: float = 0.5,
+    sharpness: float = 1.0,
     integers: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
     """A call of ``spec`` with sequences of (queries, keys); what is written is 77 before.
 
-    There are three tokens of either kind behind the last sequence, which are NaN.
+    There are three tokens of either kind behind the last sequence, which are NaN. ``integers`` and
+    ``sharpness`` as in :func:`decode_inputs`.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens, kv_tokens = (sum(pair[side] for pair in lengths) for side in (0, 1))
     starts = torch.cumsum(torch.tensor([(0, 0), *lengths]), 0).int()
 
-    def values(count: int, *shape: int) -> torch.Tensor:
+    def values(count: int, *shape: int, amplitude: float = AMPLITUDE) -> torch.Tensor:
         made = _values(generator, (count + 3, *shape), integers, amplitude)
         made[count:] = torch.nan
         return made
 
     return {
-        "q": values(tokens, spec.heads, spec.d_qk),
+        "q": values(tokens, spec.heads, spec.d_qk, amplitude=sharpness / AMPLITUDE),
         "k": values(kv_tokens, spec.kv_heads, spec.d_qk),
         "v": values(kv_tokens, spec.kv_heads, 128),
         "cu_seqlens_q": starts[:, 0].contiguous(),
