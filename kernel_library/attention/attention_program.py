@@ -46,14 +46,16 @@ def attention_program(
     the blocks of keys that the tile meets; none is fine. The other macros are those of
     :func:`attention_cube` and :func:`attention_softmax`, which get that ``place``.
 
-    ``merge(state, call, core)`` is a macro for vector cores that have no more tiles, where tiles meet parts of
-    their keys only; ``core`` counts the vector cores.
+    ``merge(state, call, core)`` is a macro for vector cores that have no more tiles, where tiles meet parts
+    of their keys only; ``core`` counts the vector cores.
     """
     import tilelang.ascend.language as T
 
     half = tiles.rows // 2
     cube = attention_cube(tiles, load_query=load_query, load_keys=load_keys)
-    softmax = attention_softmax(tiles, limits=limits, store=store, lse_pitch=lse_pitch, as_part=merge is not None)
+    softmax = attention_softmax(
+        tiles, limits=limits, store=store, lse_pitch=lse_pitch, as_part=merge is not None
+    )
 
     # A macro's text knows no functions of its own, so what a walk visits with is made out here.
     def multiplier(rings: Any) -> Any:

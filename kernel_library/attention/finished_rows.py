@@ -1,6 +1,6 @@
 """Finished rows: the running sums of rows of queries become their outputs and log-sum-exps.
 
-A row that no key was seen by has a sum of exponentials of 0. Its output is 0; its log-sum-exp is +inf in what a
+A row that sees no key has a sum of exponentials of 0. Its output is 0; its log-sum-exp is +inf in what a
 caller gets, and -inf in a part that is still to be merged with others, where it then weighs nothing.
 """
 
@@ -16,9 +16,9 @@ from kaas.kernel_library.cube.cube_pipeline import VECTOR_LANES, Rings
 def finished_rows(rows: int, d_v: int, lse_pitch: int, *, as_part: bool) -> Callable[[Rings], Any]:
     """A macro ``finish(state)``: one vector function over the first ``rows`` rows of a state.
 
-    ``state.values_ub`` [rows * d_v] fp32 is divided by ``state.total`` and rounded to ``state.result``, bf16;
-    ``as_part`` keeps it in place instead. ``state.lse`` gets ``state.largest`` + ln ``state.total``, one value
-    every ``lse_pitch``.
+    ``state.values_ub`` [rows * d_v] fp32 is divided by ``state.total`` and rounded to ``state.result``,
+    bf16; ``as_part`` keeps it in place instead. ``state.lse`` gets ``state.largest`` + ln ``state.total``,
+    one value every ``lse_pitch``.
     """
     import tilelang.ascend.language as T
 

@@ -79,7 +79,7 @@ class MlaDecodeSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only
         legal = key_counts(self)
         if self.tile is not None and self.tile.keys not in legal:
             raise InvalidSpec(
-                f"tile.keys is {self.tile.keys}; legal with these pages and parts: {', '.join(map(str, legal))}",
+                f"tile.keys is {self.tile.keys}; legal with these pages: {', '.join(map(str, legal))}",
                 field="tile.keys",
                 legal=legal,
             )
@@ -313,9 +313,7 @@ def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
             length = T.min(seen, split) if split else seen
             blocks = T.truncdiv(length + keys - 1, keys)
             place = _Place(call=call, request=request, row=row, part=part, key=key, length=length, seen=seen)
-            if split is None:
-                visit(place, blocks)
-            elif length > 0:
+            if split is None or length > 0:
                 visit(place, blocks)
 
     @T.macro
@@ -366,32 +364,33 @@ def _program(spec: MlaDecodeSpec, tiles: AttentionTiles, cores: int) -> Any:
 
 PAGE = KernelPage(
     computes="""
-Request b has `cache_seqlens[b]` keys; key j is record j mod `page` of page `block_table[b, j / page]`. For each
-of its `s_q` query tokens t and heads h, over the keys j that it sees,
+Request b has `cache_seqlens[b]` keys; key j is record j mod `page` of page `block_table[b, j / page]`.
+For each of its `s_q` query tokens t and heads h, over the keys j that it sees,
 
     score[j]    = softmax_scale * sum over d of q[b,t,h,d] * record[j][d]
     lse[b,h,t]  = ln sum over j of exp(score[j])
     out[b,t,h]  = sum over j of exp(score[j] - lse[b,h,t]) * record[j][0:512]
 
-With `causal`, token t sees all keys but the last s_q - 1 - t: the query tokens' own records are in the cache. A
-token that sees none has output 0 and lse +inf. Lengths below 0 count as 0, lengths beyond the block table as its
-end. Records behind a request's last one are never read; nor are table entries behind its last page.
+With `causal`, token t sees all keys but the last s_q - 1 - t: the query tokens' own records are in the
+cache. A token that sees none has output 0 and lse +inf. Lengths below 0 count as 0, lengths beyond the
+block table as its end. Records behind a request's last one are never read; nor are table entries behind
+its last page.
 
-*How.* All heads see the same keys, so that a tile is up to 64 rows of (token, head). Keys come in blocks of whole
-pages, or fractions of one: the cube multiplies queries and keys, the vector cores make exponentials of the scores
-under a maximum that may still grow, the cube multiplies them, as bf16, with the first 512 columns of the same
-block, which lies in L1 once, and the vector cores add that to sums of fp32, which shrink when the maximum grows.
-Pages of 2^n records make the largest blocks.
+*How.* All heads see the same keys, so that a tile is up to 64 rows of (token, head). Keys come in
+blocks of whole pages, or fractions of one: the cube multiplies queries and keys, the vector cores make
+exponentials of the scores under a maximum that may still grow, the cube multiplies them, as bf16, with
+the first 512 columns of the same block, which lies in L1 once, and the vector cores add that to sums of
+fp32, which shrink when the maximum grows. Pages of 2^n records make the largest blocks.
 
-*Few requests.* A core takes whole tiles of requests. `split` gives parts of so many keys to different cores, in
-any order; their outputs, fp32, and lse (-inf where a token sees none of a part) go to `part_out` and `part_lse`,
-and behind a barrier of all cores the vector cores merge them. Parts follow from `split` alone, so that a result
-never depends on the core count. Keys behind `parts` x `split` are left out. The barrier needs all blocks, one per
-cube core, on the device at once.
+*Few requests.* A core takes whole tiles of requests. `split` gives parts of so many keys to different
+cores, in any order; their outputs, fp32, and lse (-inf where a token sees none of a part) go to
+`part_out` and `part_lse`, and behind a barrier of all cores the vector cores merge them. Parts follow
+from `split` alone, so that a result never depends on the core count. Keys behind `parts` x `split` are
+left out. The barrier needs all blocks, one per cube core, on the device at once.
 
-*Infinities and NaN.* A score of -inf weighs nothing. NaN in a query, in a record that it sees, or a score of +inf
-makes its output and lse NaN. Records that are not finite make NaN of all rows of a tile that meets their block, seen or
-not: 0 * inf.
+*Infinities and NaN.* A score of -inf weighs nothing. NaN in a query, in a record that it sees, or a
+score of +inf makes its output and lse NaN. Records that are not finite make NaN of all rows of a tile
+that meets their block, seen or not: 0 * inf.
 """,
     arguments={
         "q": "[requests, s_q, heads, d_qk]",
@@ -404,10 +403,10 @@ not: 0 * inf.
         "out": "[requests, s_q, heads, 512]",
         "lse": "[requests, heads, s_q], natural logarithms",
     },
-    tolerance="outputs within 1e-3 + 2.01/128 and calc_diff 5e-6 of float64, lse within 1e-6 + 8.01/65536; equal "
-    "weights of 2^n whole values and single keys to the last bit",
+    tolerance="outputs within 1e-3 + 2.01/128 and calc_diff 5e-6 of float64, lse within 1e-6 + 8.01/65536; "
+    "equal weights of 2^n whole values and single keys to the last bit",
     facts=(
-        "https://github.com/deepseek-ai/FlashMLA (flash_mla_with_kvcache, dense: arguments, mask, empty caches)",
+        "https://github.com/deepseek-ai/FlashMLA (flash_mla_with_kvcache, dense: arguments, empty caches)",
         "asc-devkit, asc_copy_l0c2ub: rows of an accumulator split over both vector cores",
         "asc-devkit, asc_sync_inter_arrive and asc_sync_inter_wait: all vector cores",
     ),

@@ -243,20 +243,20 @@ Sequence i has the queries `cu_seqlens_q[i]` to `cu_seqlens_q[i+1]` and the keys
     lse[h,t]    = ln sum over j of exp(score[j])
     out[t,h]    = sum over j of exp(score[j] - lse[h,t]) * v[j,g]
 
-With `causal`, query t of a sequence of n queries and m keys, counted from 0, sees the first m - n + 1 + t keys:
-the last query sees them all. A query that sees none has output 0 and lse +inf. Starts beyond the tokens count as
-their end; tokens of no sequence are neither read nor written.
+With `causal`, query t of a sequence of n queries and m keys, counted from 0, sees the first m - n + 1 +
+t keys: the last query sees them all. A query that sees none has output 0 and lse +inf. Starts beyond
+the tokens count as their end; tokens of no sequence are neither read nor written.
 
-*How.* A tile is up to 128 queries of one head. Its keys come in blocks: the cube multiplies queries and keys, the
-vector cores make exponentials of the scores under a maximum that may still grow, the cube multiplies them, as bf16,
-with the values, and the vector cores add that to sums of fp32, which shrink when the maximum grows. Scores of the
-next block are computed before the values of the last one. Tiles of all sequences and heads are one sequence that
-the cores take in turn, heads first; blocks that no query of a tile sees are left out. A result does not depend on
-the core count.
+*How.* A tile is up to 128 queries of one head. Its keys come in blocks: the cube multiplies queries and
+keys, the vector cores make exponentials of the scores under a maximum that may still grow, the cube
+multiplies them, as bf16, with the values, and the vector cores add that to sums of fp32, which shrink
+when the maximum grows. Scores of the next block are computed before the values of the last one. Tiles
+of all sequences and heads are one sequence that the cores take in turn, heads first; blocks that no
+query of a tile sees are left out. A result does not depend on the core count.
 
-*Infinities and NaN.* A score of -inf weighs nothing. NaN in a query, in a key that it sees, or a score of +inf
-makes its output and lse NaN. A value that is not finite makes NaN of its column of values for all queries of the tile
-that its block meets, seen or not: 0 * inf.
+*Infinities and NaN.* A score of -inf weighs nothing. NaN in a query, in a key that it sees, or a score
+of +inf makes its output and lse NaN. A value that is not finite makes NaN of its column of values for
+all queries of the tile that its block meets, seen or not: 0 * inf.
 """,
     arguments={
         "q": "[tokens, heads, d_qk], the sequences one after the other",
@@ -268,8 +268,8 @@ that its block meets, seen or not: 0 * inf.
         "out": "[tokens, heads, 128]; only tokens of sequences are written",
         "lse": "[heads, tokens], natural logarithms; only tokens of sequences are written",
     },
-    tolerance="outputs within 1e-3 + 2.01/128 and calc_diff 5e-6 of float64, lse within 1e-6 + 8.01/65536; equal "
-    "weights of 2^n whole values and single keys to the last bit",
+    tolerance="outputs within 1e-3 + 2.01/128 and calc_diff 5e-6 of float64, lse within 1e-6 + 8.01/65536; "
+    "equal weights of 2^n whole values and single keys to the last bit",
     facts=(
         "https://github.com/deepseek-ai/FlashMLA (flash_attn_varlen_func: arguments, mask, layout of lse)",
         "asc-devkit, asc_copy_l0c2ub: rows of an accumulator split over both vector cores",
