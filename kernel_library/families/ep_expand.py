@@ -377,8 +377,10 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
     @T.macro
     def expand_records(buffers: Any, source: Any, start: Any, count: Any) -> None:
         slot = buffers.turn[0] % stages
+        # MTE3 has waited for the scalar pipe, but not for its reads of rows that were loaded.
         T.ascend_wait_flag("MTE3_MTE2", slot)
-        T.ascend_wait_flag("S_MTE2", slot)
+        if spec.cached:
+            T.ascend_wait_flag("S_MTE2", slot)
         T.copy(
             T.view(buffers.call.recv, (slots, record.words), "int32")[
                 source : source + count, 0 : record.words
@@ -393,7 +395,6 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
         T.ascend_set_flag("MTE2_S", slot)
         T.ascend_wait_flag("MTE2_S", slot)
         if has_scalar_work:
-            T.ascend_wait_flag("MTE3_S", slot)
             assign_rows(buffers, slot, count)
             T.ascend_set_flag("S_MTE3", slot)
             T.ascend_wait_flag("S_MTE3", slot)
@@ -403,9 +404,8 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
                 buffers.metadata[slot, 0:count, 0 : topk + 2],
                 buffers.call.recv_src_metadata[start : start + count, 0 : topk + 2],
             )
-        if has_scalar_work:
-            T.ascend_set_flag("MTE3_S", slot)
-        T.ascend_set_flag("S_MTE2", slot)
+        if spec.cached:
+            T.ascend_set_flag("S_MTE2", slot)
         T.ascend_set_flag("MTE3_MTE2", slot)
         buffers.turn[0] = buffers.turn[0] + 1
 
@@ -414,15 +414,13 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
         buffers.turn[0] = 0
         for slot in T.serial(stages):
             T.ascend_set_flag("MTE3_MTE2", slot)
-            T.ascend_set_flag("S_MTE2", slot)
-            if has_scalar_work:
-                T.ascend_set_flag("MTE3_S", slot)
+            if spec.cached:
+                T.ascend_set_flag("S_MTE2", slot)
         visit_range(most, expand_records)(buffers, begin, end)
         for slot in T.serial(stages):
             T.ascend_wait_flag("MTE3_MTE2", slot)
-            T.ascend_wait_flag("S_MTE2", slot)
-            if has_scalar_work:
-                T.ascend_wait_flag("MTE3_S", slot)
+            if spec.cached:
+                T.ascend_wait_flag("S_MTE2", slot)
 
     @T.macro
     def zero_row(call: Any, zero_ub: Any, row: Any) -> None:
@@ -531,8 +529,8 @@ FAMILY = Family(
             "With `zero_padding` the rows from an expert's last one up to the next multiple of "
             "`expert_alignment` become zero, scales and weights included; else they keep what they hold. "
             "With `cached` the rows are read from the metadata of an earlier dispatch with the same routing, "
-            "and records without experts and source suffice. Rows at or behind `expanded` are not written, and "
-            "records at or behind `received` are not looked at.\n\n"
+            "and records without experts and source suffice. Rows at or behind `expanded` are not written, "
+            "and records at or behind `received` are not looked at.\n\n"
             "Rows follow the order of the tokens, so the same routing gives the same rows in every run and "
             "on every part. The records are cut into 128 parts; each core counts the experts in some of "
             "them, passes a barrier of all vector cores and adds up the counts of the parts before its own. "

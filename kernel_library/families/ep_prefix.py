@@ -87,6 +87,8 @@ def _program(spec: EpPrefixSpec, cores: int) -> Any:
     rank_vectors, chunks = padded(ranks) // VECTOR_LANES, -(-experts // VECTOR_LANES)
     low_bits = spec.topology.expert_alignment - 1
     add_up = running_sums()
+    # Who writes over results that are being stored: the load of the next statistics, or their sum.
+    stored = "MTE3_MTE2" if spec.stats else "MTE3_V"
 
     @T.macro
     def sum_ranks(rank_ub: Any) -> None:
@@ -139,9 +141,7 @@ def _program(spec: EpPrefixSpec, cores: int) -> Any:
                 T.copy(rank_ub[1, 0:ranks], call.psum_num_recv_tokens_per_rank[0:ranks])
                 clear(carry_ub)
                 T.ascend_set_flag("V_MTE2", EXPERT_EVENT)
-                T.ascend_set_flag("MTE3_V", EXPERT_EVENT)
-                if spec.stats:
-                    T.ascend_set_flag("MTE3_MTE2", EXPERT_EVENT)
+                T.ascend_set_flag(stored, EXPERT_EVENT)
                 for chunk in T.serial(chunks):
                     first = chunk * VECTOR_LANES
                     width = T.min(VECTOR_LANES, experts - first)
@@ -151,14 +151,15 @@ def _program(spec: EpPrefixSpec, cores: int) -> Any:
                         counts_ub[0:ranks, 0:width],
                     )
                     if spec.stats:
-                        T.ascend_wait_flag("MTE3_MTE2", EXPERT_EVENT)
+                        T.ascend_wait_flag(stored, EXPERT_EVENT)
                         T.copy(
                             call.cumulative_local_expert_recv_stats[first : first + width],
                             result_ub[2, 0:width],
                         )
                     T.ascend_set_flag("MTE2_V", EXPERT_EVENT)
                     T.ascend_wait_flag("MTE2_V", EXPERT_EVENT)
-                    T.ascend_wait_flag("MTE3_V", EXPERT_EVENT)
+                    if not spec.stats:
+                        T.ascend_wait_flag(stored, EXPERT_EVENT)
                     sum_experts(counts_ub, carry_ub, result_ub)
                     T.ascend_set_flag("V_MTE2", EXPERT_EVENT)
                     T.ascend_set_flag("V_MTE3", EXPERT_EVENT)
@@ -173,13 +174,9 @@ def _program(spec: EpPrefixSpec, cores: int) -> Any:
                             result_ub[2, 0:width],
                             call.cumulative_local_expert_recv_stats[first : first + width],
                         )
-                    T.ascend_set_flag("MTE3_V", EXPERT_EVENT)
-                    if spec.stats:
-                        T.ascend_set_flag("MTE3_MTE2", EXPERT_EVENT)
+                    T.ascend_set_flag(stored, EXPERT_EVENT)
                 T.ascend_wait_flag("V_MTE2", EXPERT_EVENT)
-                T.ascend_wait_flag("MTE3_V", EXPERT_EVENT)
-                if spec.stats:
-                    T.ascend_wait_flag("MTE3_MTE2", EXPERT_EVENT)
+                T.ascend_wait_flag(stored, EXPERT_EVENT)
 
     return entry.prim_func(block)
 

@@ -16,7 +16,10 @@ PARTS = 128
 
 
 def reference(spec: EpExpandSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """All outputs; what nobody writes holds bytes 0xFF. ``expanded`` is the number of rows."""
+    """All outputs; what nobody writes holds bytes 0xFF.
+
+    ``expanded`` is the number of rows; ``received``, if there is one, that of the metadata's.
+    """
     one, layout = spec.topology, spec.record
     records = _received(spec, inputs)
     ends = inputs["psum_num_recv_tokens_per_expert"].tolist()
@@ -33,7 +36,9 @@ def reference(spec: EpExpandSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
             [max((k for k, e in enumerate(row) if e >= 0), default=-1) for row in local.tolist()]
         )
         source = take(records, layout.source, 1, torch.int32).long()
-        outputs["recv_src_metadata"] = torch.cat((rows, source, last.view(-1, 1)), 1).int()
+        metadata = torch.full((inputs.get("received", len(rows)), one.topk + 2), -1)
+        metadata[: len(rows)] = torch.cat((rows, source, last.view(-1, 1)), 1)
+        outputs["recv_src_metadata"] = metadata.int()
         outputs["expert_counts"] = _counts_by_part(spec, local)
 
     moved = {"recv_x": payload}

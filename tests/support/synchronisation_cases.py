@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from support import ep_synchronisation as ep
 from support.block_values import random_scales, random_values
 from support.fused_positions import fused_positions
 from support.kernel_checks import EXACT, Close, Comparison, reference_of, run_once, tensor_dtype
@@ -320,4 +321,10 @@ CASES: dict[str, Case] = {
     "engram_hash": Case(EngramHashSpec(ngram=3, layers=2, tables=8), _hash),
     "rope": Case(RopeSpec(heads=1, width=64), _rope),
     "topk_select": Case(TopkSelectSpec(topk=70, end=True, tile=SelectTile(chunk=256, slots=3)), _select),
+    "ep_layout": Case(ep.LAYOUT, ep.layout_inputs),
+    "ep_pack": Case(ep.PACK, ep.pack_tokens),
+    "ep_prefix": Case(ep.PREFIX, ep.prefix_inputs),
+    "ep_expand": Case(ep.EXPAND, ep.expand_records, sizes=ep.ROOM),
+    "ep_expand cached": Case(ep.CACHED, ep.expand_cached, sizes=ep.CACHED_ROOM),
+    "ep_combine": Case(ep.COMBINE, ep.combine_rows),
 }

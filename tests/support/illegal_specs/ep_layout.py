@@ -6,7 +6,7 @@ from typing import Any
 
 TOPOLOGY: dict[str, Any] = {"ranks": 8, "experts": 64, "topk": 4, "max_tokens_per_rank": 128}
 SPEC: dict[str, Any] = {"family": "ep_layout", "topology": TOPOLOGY}
-WIDE: dict[str, Any] = TOPOLOGY | {"ranks": 512, "experts": 512}
+WIDE: dict[str, Any] = TOPOLOGY | {"ranks": 512, "experts": 512, "nodes": 4}
 
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"family": "ep_layout"}, "topology"),
