@@ -20,25 +20,19 @@ from kaas.kernel_library.spec import (
     require_int,
     within,
 )
-from kaas.kernel_library.vector.radix_select import (
-    COUNTER_ROWS,
-    LANES,
-    MAX_CHUNK,
-    MAX_K,
-    RADIX_SELECT_SOURCE,
-    STATE_ROWS,
-    Selection,
-    begin_row,
-    choose,
-    count_high_bytes,
-    count_low_bytes,
-    find_bucket,
-    find_threshold,
-    finish_row,
-    fixed_bytes,
-)
+from kaas.kernel_library.vector.radix_select import LANES, MAX_CHUNK, MAX_K, fixed_bytes
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.vector.row_plan import DMA_BYTES_PER_CYCLE, STAGE_OVERHEAD_CYCLES
+from kaas.kernel_library.vector.select_program import (
+    FLAG_PITCH,
+    MAX_SLOTS,
+    OUT_STAGES,
+    SELECT_SOURCES,
+    SelectShape,
+    select_program,
+    shared_select_program,
+)
+from kaas.kernel_library.vector.shared_select import EXCHANGED, MAX_PARTS, parts_bytes
 from kaas.proto.errors import DoesNotFit, InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
@@ -46,13 +40,11 @@ from kaas.proto.target import Target
 
 MAX_VOCAB = 2 * 1024 * 1024 - 1
 NOMINAL_VOCAB = 65536
-"""How long rows of a dynamic vocabulary are taken to be."""
+"""How long rows of a dynamic vocabulary, or their parts, are taken to be."""
 CHUNKS = (16384, 8192, 4096, 2048, 1024, 512, 256)
-MAX_SLOTS = 6
-OUT_STAGES = 2
-FLAG_PITCH = 8
-"""int32 elements of a UB row that holds one flag."""
 VALUE_BYTES = 2
+EXCHANGING_CORES = 128
+"""More vector cores than any part of the line has."""
 PASSES = 3
 
 # Cycles of the three passes' vector instructions for a value, and of starting a vector function.
@@ -84,11 +76,13 @@ class TopkSelectSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
     """Exact top-k of rows of bf16 on the vector cores.
 
     Arguments in call order: input[rows, vocab] bf16; end[rows] int32 if ``end``; output_idx_offset[rows]
-    int32 if ``output_idx_offset``; output_idx[rows, topk] int32; output_val[rows, topk] bf16 if
-    ``return_value``; nan_found[rows] int32 if ``nan_flags``; the scalars idx_oob_fill_value, int32, and, if
-    ``return_value``, value_oob_fill_value, fp32.
+    int32 if ``output_idx_offset``; exchange[128, 640] int16, a workspace, if ``parts`` > 1;
+    output_idx[rows, topk] int32; output_val[rows, topk] bf16 if ``return_value``; nan_found[rows] int32 if
+    ``nan_flags``; the scalars idx_oob_fill_value, int32, and value_oob_fill_value, fp32, if
+    ``return_value``.
 
-    ``sorted_index`` promises ascending indices. Without it their order is not promised.
+    ``sorted_index`` promises ascending indices. Without it their order is not promised. ``parts`` is how many
+    cores share a row, at most: for launches of fewer rows than there are cores.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
@@ -101,6 +95,7 @@ class TopkSelectSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
     output_idx_offset: bool = False
     return_value: bool = True
     nan_flags: bool = False
+    parts: Annotated[int, within(1, MAX_PARTS)] = 1
     tile: SelectTile | None = None
 
     def __post_init__(self) -> None:
@@ -112,6 +107,7 @@ class TopkSelectSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
         require_bool(self.output_idx_offset, "output_idx_offset")
         require_bool(self.return_value, "return_value")
         require_bool(self.nan_flags, "nan_flags")
+        require_int(self.parts, "parts", 1, MAX_PARTS)
         _require_tile(self.tile)
 
     def check_target(self, target: Target) -> None:
@@ -127,20 +123,16 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
     why: dict[str, Any]
 
 
-def _padded_topk(spec: TopkSelectSpec) -> int:
-    return -(-spec.topk // LANES) * LANES
-
-
 def _fixed_bytes(spec: TopkSelectSpec) -> int:
-    """UB besides the chunks: the selection's own, and the results of two rows."""
-    row = _padded_topk(spec) * (4 + VALUE_BYTES * spec.return_value) + 4 * FLAG_PITCH
-    return fixed_bytes(spec.topk) + OUT_STAGES * row
+    """UB besides the chunks: the selection's own, the results of two rows, the counters of parts."""
+    row = -(-spec.topk // LANES) * LANES * (4 + VALUE_BYTES * spec.return_value) + 4 * FLAG_PITCH
+    return fixed_bytes(spec.topk) + OUT_STAGES * row + (parts_bytes(spec.parts) if spec.parts > 1 else 0)
 
 
 def plan_of(spec: TopkSelectSpec, target: Target) -> SelectPlan:
     """The best plan by modelled time of a row; raises :class:`DoesNotFit` naming ``tile``."""
     room = target.ub_bytes - _fixed_bytes(spec)
-    vocab = NOMINAL_VOCAB if spec.vocab == DYNAMIC else int(spec.vocab)
+    vocab = NOMINAL_VOCAB if spec.vocab == DYNAMIC else -(-int(spec.vocab) // spec.parts)
     if spec.tile is not None:
         tile = spec.tile
         excess = tile.chunk * tile.slots * VALUE_BYTES - room
@@ -185,9 +177,24 @@ def _modelled(chunk: int, slots: int, vocab: int) -> Candidate:
 def build(spec: TopkSelectSpec, target: Target) -> BuiltKernel:
     """The TileLang program of ``spec`` for ``target``'s vector cores."""
     plan = plan_of(spec, target)
+    entry = Entry("topk_select", parameters(spec))
+    shape = SelectShape(
+        topk=spec.topk,
+        rows=entry.extent("rows" if spec.rows == DYNAMIC else spec.rows),
+        vocab=entry.extent("vocab" if spec.vocab == DYNAMIC else int(spec.vocab)),
+        wide=spec.vocab == DYNAMIC or int(spec.vocab) > 1 << 16,
+        end=spec.end,
+        offset=spec.output_idx_offset,
+        values=spec.return_value,
+        flags=spec.nan_flags,
+        chunk=plan.chunk,
+        slots=plan.slots,
+        parts=min(spec.parts, target.vector_cores),
+    )
+    program = shared_select_program if spec.parts > 1 else select_program
     return BuiltKernel(
-        prim_func=_program(spec, plan, target.vector_cores),
-        choices={"chunk": plan.chunk, "slots": plan.slots, "why": plan.why},
+        prim_func=program(entry, shape, target.vector_cores),
+        choices={"chunk": plan.chunk, "slots": plan.slots, "parts": shape.parts, "why": plan.why},
         pass_configs=dict(PASS_CONFIGS),
     )
 
@@ -201,6 +208,9 @@ def parameters(spec: TopkSelectSpec) -> tuple[Parameter, ...]:
         taken.append(Parameter(name="end", role="in", dtype="int32", shape=(rows,)))
     if spec.output_idx_offset:
         taken.append(Parameter(name="output_idx_offset", role="in", dtype="int32", shape=(rows,)))
+    if spec.parts > 1:
+        workspace = (EXCHANGING_CORES, EXCHANGED)
+        taken.append(Parameter(name="exchange", role="inout", dtype="int16", shape=workspace))
     taken.append(Parameter(name="output_idx", role="out", dtype="int32", shape=(rows, spec.topk)))
     if spec.return_value:
         taken.append(Parameter(name="output_val", role="out", dtype="bf16", shape=(rows, spec.topk)))
@@ -212,145 +222,6 @@ def parameters(spec: TopkSelectSpec) -> tuple[Parameter, ...]:
     return tuple(taken)
 
 
-def _program(spec: TopkSelectSpec, plan: SelectPlan, cores: int) -> Any:
-    """The TileLang function of ``spec``: every core takes every ``cores``-th row.
-
-    Chunks go round a ring of UB slots. A row of no more chunks than slots stays there for all three passes,
-    each slot free for the next row when the last pass is through with it.
-    """
-    import tilelang.ascend.language as T
-
-    entry = Entry("topk_select", parameters(spec))
-    rows = entry.extent("rows" if spec.rows == DYNAMIC else spec.rows)
-    vocab = entry.extent("vocab" if spec.vocab == DYNAMIC else int(spec.vocab))
-    chunk, slots, topk = plan.chunk, plan.slots, spec.topk
-    wide = spec.vocab == DYNAMIC or int(spec.vocab) > 1 << 16
-    begin = begin_row()
-    count_high, count_low = count_high_bytes(topk), count_low_bytes(topk)
-    bucket, threshold = find_bucket(), find_threshold()
-    choose_from = choose(wide=wide)
-    finish = finish_row(topk, wide=wide, values=spec.return_value, flags=spec.nan_flags)
-
-    @T.macro
-    def load(call: Any, selection: Any, row: Any, slot: Any, first: Any, length: Any) -> None:
-        """One chunk into its slot, as soon as that is free."""
-        T.ascend_wait_flag("V_MTE2", slot)
-        T.copy(
-            T.view(call.input, (rows, vocab), "int16")[row, first : first + length],
-            selection.values[slot, 0:length],
-        )
-        T.ascend_set_flag("MTE2_V", slot)
-        T.ascend_wait_flag("MTE2_V", slot)
-
-    @T.macro
-    def select(call: Any, selection: Any, row: Any, turn: Any, count: Any, rank: Any) -> None:
-        """The three passes over the first ``count`` values of a row; ``turn[0]`` counts this core's loads."""
-        chunks = T.alloc_var("int32")
-        start = T.alloc_var("int32")
-        first = T.alloc_var("int32")
-        length = T.alloc_var("int32")
-        chunks = T.truncdiv(count + chunk - 1, chunk)
-        start = turn[0]
-        begin(selection)
-        for i in T.serial(chunks):
-            slot = (start + i) % slots
-            first = i * chunk
-            length = T.min(chunk, count - first)
-            load(call, selection, row, slot, first, length)
-            count_high(selection, slot, length)
-            if chunks > slots:
-                T.ascend_set_flag("V_MTE2", slot)
-        bucket(selection, rank)
-        start = T.if_then_else(chunks > slots, start + chunks, start)
-        for i in T.serial(chunks):
-            slot = (start + i) % slots
-            first = i * chunk
-            length = T.min(chunk, count - first)
-            if chunks > slots:
-                load(call, selection, row, slot, first, length)
-            count_low(selection, slot, length)
-            if chunks > slots:
-                T.ascend_set_flag("V_MTE2", slot)
-        threshold(selection, rank)
-        start = T.if_then_else(chunks > slots, start + chunks, start)
-        for i in T.serial(chunks):
-            slot = (start + i) % slots
-            first = i * chunk
-            length = T.min(chunk, count - first)
-            if chunks > slots:
-                load(call, selection, row, slot, first, length)
-            choose_from(selection, slot, first, length)
-            T.ascend_set_flag("V_MTE2", slot)
-        turn[0] = (start + chunks) % slots
-
-    @T.macro
-    def store(call: Any, out: Any, row: Any, stage: Any) -> None:
-        index_ub, value_ub, flag_ub = out
-        T.ascend_set_flag("V_MTE3", stage)
-        T.ascend_wait_flag("V_MTE3", stage)
-        T.copy(index_ub[stage, 0:topk], call.output_idx[row, 0:topk])
-        if spec.return_value:
-            T.copy(
-                value_ub[stage, 0:topk],
-                T.view(call.output_val, (rows, topk), "int16")[row, 0:topk],
-            )
-        if spec.nan_flags:
-            T.copy(flag_ub[stage, 0:1], call.nan_found[row : row + 1])
-        T.ascend_set_flag("MTE3_V", stage)
-
-    @T.macro
-    def block(call: Any) -> None:
-        with T.Kernel(cores) as core:
-            values_ub = T.alloc_shared((slots, chunk), "int16")
-            counters_ub = T.alloc_shared((COUNTER_ROWS, LANES), "uint16")
-            state_ub = T.alloc_shared((STATE_ROWS, LANES), "int16")
-            chosen_ub = T.alloc_shared((3, _padded_topk(spec)), "int16")
-            result = (OUT_STAGES, _padded_topk(spec))
-            index_ub = T.alloc_shared(result, "int32")
-            value_ub = T.alloc_shared(result, "int16") if spec.return_value else None
-            flag_ub = T.alloc_shared((OUT_STAGES, FLAG_PITCH), "int32") if spec.nan_flags else None
-            turn = T.alloc_local((1,), "int32")
-            turns = T.alloc_var("int32")
-            row = T.alloc_var("int32")
-            count = T.alloc_var("int32")
-            rank = T.alloc_var("int32")
-            offset = T.alloc_var("int32")
-            turn[0] = 0
-            for slot in T.serial(slots):
-                T.ascend_set_flag("V_MTE2", slot)
-            for one in T.serial(OUT_STAGES):
-                T.ascend_set_flag("MTE3_V", one)
-            # A variable, because TVM turns a loop whose extent is known to be 0 or 1 into its body.
-            turns = T.truncdiv(rows + cores - 1 - core, cores)
-            for i in T.serial(turns):
-                stage = i % OUT_STAGES
-                row = i * cores + core
-                count = vocab
-                if spec.end:
-                    count = T.max(T.min(call.end[row], vocab), 0)
-                rank = T.min(count, topk)
-                offset = 0
-                if spec.output_idx_offset:
-                    offset = call.output_idx_offset[row]
-                selection = Selection(
-                    values_ub,
-                    T.view(values_ub, (slots, 2 * chunk), "uint8"),
-                    counters_ub,
-                    state_ub,
-                    chosen_ub,
-                )
-                select(call, selection, row, turn, count, rank)
-                T.ascend_wait_flag("MTE3_V", stage)
-                finish(selection, call, (index_ub, value_ub, flag_ub), stage, rank, offset)
-                store(call, (index_ub, value_ub, flag_ub), row, stage)
-            for slot in T.serial(slots):
-                T.ascend_wait_flag("V_MTE2", slot)
-            for one in T.serial(OUT_STAGES):
-                T.ascend_wait_flag("MTE3_V", one)
-
-    return entry.prim_func(block)
-
-
 FAMILY = Family(
     name="topk_select",
     summary="the k largest values of each row of bf16 scores, in the order of their indices",
@@ -358,13 +229,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(
-        "kaas.kernel_library.choice",
-        "kaas.kernel_library.entry",
-        "kaas.kernel_library.vector.row_pipeline",
-        "kaas.kernel_library.vector.row_plan",
-        RADIX_SELECT_SOURCE,
-    ),
+    sources=SELECT_SOURCES,
     page=KernelPage(
         computes=(
             "Of the values 0 to `end[r]` - 1 of row r (of all, if there is no `end`), the `topk` largest: "
@@ -379,13 +244,16 @@ FAMILY = Family(
             "at a NaN looks there. Nothing traps on the device, as a trap would end all work on the stream. "
             "What lies at or behind `end[r]` is never looked at. An `end` below 0 counts as 0, one beyond "
             "the row as its length.\n\n"
-            "Every core takes every n-th row, and one row is the work of one core. A row that fits the "
-            "chunks in UB is read once, a longer one three times."
+            "Every core takes every n-th row. A row that fits the chunks in UB is read once, a longer one "
+            "three times. With `parts` > 1, for launches of fewer rows than cores, up to so many cores share "
+            "a row: each has a part of it, and they tell each other their counts through `exchange`, behind "
+            "two barriers of all cores. The results are the same."
         ),
         arguments={
             "input": "row-major bf16; rows with padding at their ends are passed whole, with `end`",
             "end": "int32, how many values of each row take part",
             "output_idx_offset": "int32, added to the row's indices",
+            "exchange": "workspace: what the cores tell each other; its old content does not matter",
             "output_idx": "row-major int32, ascending",
             "output_val": "row-major bf16, in the order of `output_idx`",
             "nan_found": "int32, 1 for a row with a NaN, else 0",
@@ -401,6 +269,7 @@ FAMILY = Family(
         examples=(
             TopkSelectSpec(topk=2048, end=True, return_value=False, sorted_index=True),
             TopkSelectSpec(topk=512, vocab=4096, nan_flags=True),
+            TopkSelectSpec(topk=2048, end=True, return_value=False, sorted_index=True, parts=32),
         ),
     ),
 )

@@ -14,7 +14,10 @@ MARK = 0x3F3F3F3F
 
 
 def reference(spec: TopkSelectSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """``output_idx`` int32, and ``output_val`` bf16 and ``nan_found`` int32 where the spec has them."""
+    """``output_idx`` int32, and ``output_val`` bf16 and ``nan_found`` int32 where the spec has them.
+
+    The workspace is as it was given: what it holds afterwards depends on the number of cores.
+    """
     rows, vocab = inputs["input"].shape
     index_fill = int(inputs["idx_oob_fill_value"])
     value_fill = float(inputs.get("value_oob_fill_value", 0.0))
@@ -35,6 +38,8 @@ def reference(spec: TopkSelectSpec, inputs: Mapping[str, Any]) -> dict[str, Any]
         indices[row, : len(best)] = (best + offset).to(torch.int32)
         values[row, : len(best)] = taken[best]
     results = {"output_idx": indices}
+    if spec.parts > 1:
+        results["exchange"] = inputs["exchange"]
     if spec.return_value:
         results["output_val"] = values
     if spec.nan_flags:

@@ -27,13 +27,15 @@ MAX_K = 4096
 MARK = 0x3F3F3F3F
 """The indices of a row with a NaN."""
 
-# Rows of the counters in UB: counts up to and including each bucket, 128 buckets to a row, the best first.
-HIGH, LOW, COUNTER_ROWS = 0, 2, 4
+# Rows of the counters in UB. HIGH and LOW: counts up to and including each bucket, 128 buckets to a row, the
+# best bucket first. WORST: bytes, all at most 0x80 unless there is a NaN.
+HIGH, WORST, LOW, COUNTER_ROWS = 0, 2, 3, 5
 # Rows of the state in UB; every lane of a row is the same.
-BUCKET, BETTER, FLIP, THRESHOLD, LIMIT, COUNT, EQUALS, LARGEST, STATE_ROWS = range(9)
+BUCKET, LOW_BUCKET, BETTER, FLIP, THRESHOLD, LIMIT, COUNT, EQUALS, BASE, STATE_ROWS = range(10)
 
 MAGNITUDE = 0x7FFF
-INFINITY = 0x7F80
+INFINITY_LOW_BYTE = 0x80
+"""Of two values with all exponent bits set, the low byte tells infinity from NaN, whose one is larger."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,12 @@ def _count_bytes(k: int, part: int) -> Any:
             sums = T.simd.alloc_local((2,), "uint16")
             sums[0] = T.simd.vld(row.counters[part, 0])
             sums[1] = T.simd.vld(row.counters[part + 1, 0])
-            if part == LOW:
+            if part == HIGH:
+                worst = T.simd.alloc_var("uint8")
+                worst = T.reinterpret(T.simd.vld(row.counters[WORST, 0]), "uint8x256")
+                magnitude = T.simd.vdup(0x7F, "uint8")
+                none = T.simd.vdup(0, "uint8")
+            else:
                 bucket = T.reinterpret(T.simd.vld(row.state[BUCKET, 0]), "uint8x256")
                 is_positive = T.simd.vcmps(bucket, T.uint8(0x80), op="lt")
                 high_byte = T.simd.vsel(T.simd.vxor(bucket, T.simd.vdup(0x7F, "uint8")), bucket, is_positive)
@@ -105,14 +112,18 @@ def _count_bytes(k: int, part: int) -> Any:
                 )
                 if part == HIGH:
                     positive = T.simd.vcmps(high, T.uint8(0x80), op="lt")
-                    key = T.simd.vsel(T.simd.vxor(high, T.simd.vdup(0x7F, "uint8")), high, positive)
+                    key = T.simd.vsel(T.simd.vxor(high, magnitude), high, positive)
                     T.simd.chistv2(sums[0], key, there, 0)
                     T.simd.chistv2(sums[1], key, there, 1)
+                    suspect = T.simd.vcmp(T.simd.vand(high, magnitude), magnitude, there, op="eq")
+                    worst = T.simd.vmax(worst, T.simd.vsel(low, none, suspect))
                 else:
                     same = T.simd.vcmp(high, high_byte, there, op="eq")
                     rest = T.simd.vxor(low, flip)
                     T.simd.chistv2(sums[0], rest, same, 0)
                     T.simd.chistv2(sums[1], rest, same, 1)
+            if part == HIGH:
+                T.simd.vsts(row.counters[WORST, 0], T.reinterpret(worst, "uint16x128"), dist="NORM_B16")
             # Beyond k + 1 nothing is told apart, and counters of long rows must not overflow.
             T.simd.vsts(row.counters[part, 0], T.simd.vmins(sums[0], T.uint16(k + 1)), dist="NORM_B16")
             T.simd.vsts(row.counters[part + 1, 0], T.simd.vmins(sums[1], T.uint16(k + 1)), dist="NORM_B16")
@@ -161,6 +172,7 @@ def find_threshold() -> Any:
             is_positive = T.simd.vcmps(key, T.int16(0), op="ge")
             bits = T.simd.vsel(T.simd.vxor(key, magnitude), key, is_positive)
             flip = T.simd.vsel(T.simd.vdup(0, "int16"), magnitude, is_positive)
+            T.simd.vsts(row.state[LOW_BUCKET, 0], low, dist="NORM_B16")
             T.simd.vsts(row.state[FLIP, 0], flip, dist="NORM_B16")
             T.simd.vsts(row.state[THRESHOLD, 0], T.simd.vxor(bits, flip), dist="NORM_B16")
             T.simd.vsts(row.state[LIMIT, 0], T.simd.vsub(wanted, better_low), dist="NORM_B16")
@@ -209,23 +221,19 @@ def choose(*, wide: bool) -> Any:
         with T.SimdVF():
             count = T.simd.alloc_var("int16")
             equals = T.simd.alloc_var("int16")
-            largest = T.simd.alloc_var("int16")
             count = T.simd.vld(row.state[COUNT, 0])
             equals = T.simd.vld(row.state[EQUALS, 0])
-            largest = T.simd.vld(row.state[LARGEST, 0])
             flip = T.simd.vld(row.state[FLIP, 0])
             threshold = T.simd.vld(row.state[THRESHOLD, 0])
             limit = T.simd.vld(row.state[LIMIT, 0])
             one = T.simd.vdup(1, "int16")
             zero = T.simd.vdup(0, "int16")
-            magnitude = T.simd.vdup(MAGNITUDE, "int16")
             if wide:
                 high = T.simd.vdup(T.cast(T.shift_right(origin, 16), "int16"), "int16")
             for i in T.serial(T.cast(vectors, "uint16")):
                 at = T.cast(i, "int32") * LANES
                 there = T.simd.update_mask(T.cast(length - at, "uint32"), 16)
                 bits = T.simd.vld(row.values[slot, at])
-                largest = T.simd.vmax(largest, T.simd.vand(bits, magnitude, there))
                 key = T.simd.vxor(bits, flip)
                 above = T.simd.vcmp(key, threshold, there, op="gt")
                 equal = T.simd.vcmp(key, threshold, there, op="eq")
@@ -245,7 +253,6 @@ def choose(*, wide: bool) -> Any:
                 equals = T.simd.vmin(seen, limit)
             T.simd.vsts(row.state[COUNT, 0], count, dist="NORM_B16")
             T.simd.vsts(row.state[EQUALS, 0], equals, dist="NORM_B16")
-            T.simd.vsts(row.state[LARGEST, 0], largest, dist="NORM_B16")
 
     return run
 
@@ -272,11 +279,14 @@ def finish_row(k: int, *, wide: bool, values: bool, flags: bool) -> Any:
     def run(row: Any, call: Any, out: Any, stage: Any, rank: Any, offset: Any) -> None:
         index_ub, value_ub, flag_ub = out
         with T.SimdVF():
-            largest = T.simd.vdupv(T.simd.vcmax(T.simd.vld(row.state[LARGEST, 0])))
+            bytes_of_two = T.reinterpret(T.simd.vld(row.counters[WORST, 0]), "int16x128")
+            low_bytes = T.simd.vand(bytes_of_two, T.simd.vdup(0xFF, "int16"))
+            high_bytes = T.simd.vand(T.simd.vshrs(bytes_of_two, T.int16(8)), T.simd.vdup(0xFF, "int16"))
+            worst = T.simd.vdupv(T.simd.vcmax(T.simd.vmax(low_bytes, high_bytes)))
+            no_nan = T.simd.vcmps(worst, T.int16(INFINITY_LOW_BYTE), op="le")
             # The same 16 bits twice in every 32.
-            twice = T.reinterpret(largest, "int32x64")
+            is_nan = T.simd.vcmps(T.reinterpret(worst, "int32x64"), INFINITY_LOW_BYTE << 16 | 0xFFFF, op="gt")
             index_fill = T.simd.vdup(call.idx_oob_fill_value, "int32")
-            is_nan = T.simd.vcmps(twice, INFINITY << 16 | 0xFFFF, op="gt")
             if flags:
                 found = T.simd.vsel(T.simd.vdup(1, "int32"), T.simd.vdup(0, "int32"), is_nan)
                 T.simd.vsts(flag_ub[stage, 0], found, dist="ONEPT_B32")
@@ -284,7 +294,6 @@ def finish_row(k: int, *, wide: bool, values: bool, flags: bool) -> Any:
                 fill = T.simd.vdup(call.value_oob_fill_value, "float32")
                 rounded = T.reinterpret(T.simd.vcvt(fill, "bfloat16", sat=False), "int16x128")
                 value_behind = T.simd.vdupv(rounded)
-                no_nan = T.simd.vcmps(largest, T.int16(INFINITY), op="le")
             for i in T.serial(T.uint16(-(-k // LANES))):
                 at = T.cast(i, "int32") * LANES
                 low = T.simd.vld(row.chosen[1, at])
