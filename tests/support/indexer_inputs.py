@@ -28,7 +28,8 @@ def drawn_scales(
     """Scale pairs [head_dim/64, rows] with bytes from a range."""
     low, high = exponents
     scales = torch.randint(low, high + 1, (rows, head_dim // 32), generator=generator, dtype=torch.uint8)
-    return pack_pairs(scales)
+    # Flattened in between, so that a single row has the strides of a whole matrix.
+    return pack_pairs(scales).flatten().view(-1, rows)
 
 
 def drawn_weights(tokens: int, heads: int, generator: torch.Generator, *, integers: bool) -> torch.Tensor:
