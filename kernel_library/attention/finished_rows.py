@@ -7,13 +7,12 @@ caller gets, and -inf in a part that is still to be merged with others, where it
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
-from collections.abc import Callable
 from typing import Any
 
-from kaas.kernel_library.cube.cube_pipeline import VECTOR_LANES, Rings
+from kaas.kernel_library.cube.cube_pipeline import VECTOR_LANES
 
 
-def finished_rows(rows: int, d_v: int, lse_pitch: int, *, as_part: bool) -> Callable[[Rings], Any]:
+def finished_rows(rows: int, d_v: int, lse_pitch: int, *, as_part: bool) -> Any:
     """A macro ``finish(state)``: one vector function over the first ``rows`` rows of a state.
 
     ``state.values_ub`` [rows * d_v] fp32 is divided by ``state.total`` and rounded to ``state.result``,

@@ -28,6 +28,12 @@ SYNCHRONISATION = re.compile(r"asc_sync|asc_lock|asc_unlock|mem_bar")
 _LAST = "its function touches those bytes no more, and the next one starts when that one has ended"
 EQUIVALENT: dict[str, dict[str, str]] = {
     "aux_fi": {"simd_inst::mem_bar(VST_VLD); #1": _LAST, "simd_inst::mem_bar(VST_VLD); #2": _LAST},
+    "mla_prefill": {
+        "AIC PIPE_FIX>PIPE_M": (
+            "with four accumulators and two of them in each block, weights that the product waits for were "
+            "made of scores that left later than what the accumulator had"
+        ),
+    },
     "moe_gate": {"simd_inst::mem_bar(VLD_VST); #1": _LAST},
     "rmsnorm_backward": {
         "PIPE_V>PIPE_MTE3 static_cast<event_t>(4)": (

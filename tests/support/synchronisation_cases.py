@@ -12,8 +12,10 @@ from support import ep_synchronisation as ep
 from support.block_values import random_scales, random_values
 from support.fused_positions import fused_positions
 from support.kernel_checks import EXACT, Close, Comparison, reference_of, run_once, tensor_dtype
+from support.mla_inputs import decode_inputs, prefill_inputs
 from support.twin_kernels import TwinKernel
 
+from kaas.kernel_library.attention.attention_tiles import AttentionTile
 from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.kernel_library.families.aux_fi import AuxFiSpec
 from kaas.kernel_library.families.batched_gemm import BatchedGemmSpec
@@ -28,6 +30,8 @@ from kaas.kernel_library.families.grouped_gemm import GroupedGemmSpec
 from kaas.kernel_library.families.k_grouped_gemm import KGroupedGemmSpec
 from kaas.kernel_library.families.mhc_sinkhorn import MhcSinkhornSpec
 from kaas.kernel_library.families.mhc_sinkhorn_backward import MhcSinkhornBackwardSpec
+from kaas.kernel_library.families.mla_decode import MlaDecodeSpec
+from kaas.kernel_library.families.mla_prefill import MlaPrefillSpec
 from kaas.kernel_library.families.moe_gate import MoeGateSpec
 from kaas.kernel_library.families.reduce_fused import ReduceFusedSpec
 from kaas.kernel_library.families.rmsnorm import RmsNormSpec
@@ -45,6 +49,7 @@ NEAR = Close(relative=2.0**-6, absolute=2.0**-6)
 CUBE_TILE = GemmTile(block_m=16, block_n=32, block_k=32)
 SCALED_TILE = GemmTile(block_m=32, block_n=64, block_k=128)
 ROWS = RowTile(rows=2, stages=2)
+QUERIES = AttentionTile(rows=32, keys=32)
 TOKENS = 4500
 """Their positions arrive in more batches than one."""
 TALL_BLOCKS = 64 * 2 * 8 * 5 + 5
@@ -235,14 +240,27 @@ def _rope(generator: torch.Generator) -> Mapping[str, Any]:
     }
 
 
-def _select(generator: torch.Generator) -> Mapping[str, Any]:
+def _select(generator: torch.Generator, rows: int = 60) -> Mapping[str, Any]:
     """Rows that stay in UB and longer ones in turn, each of other values."""
     return {
-        "input": _drawn(generator, "bf16", 60, 1400),
-        "end": torch.randint(0, 1401, (60,), generator=generator).int(),
+        "input": _drawn(generator, "bf16", rows, 1400),
+        "end": torch.randint(0, 1401, (rows,), generator=generator).int(),
         "idx_oob_fill_value": -1,
         "value_oob_fill_value": -1.0,
     }
+
+
+def _decode(split: int | None) -> Case:
+    spec = MlaDecodeSpec(heads=16, page=16, s_q=2, causal=True, split=split, tile=QUERIES)
+    # Cores have a tile without keys behind one with many.
+    lengths = (230, 0, 1, 37, 0, 150, 97, 40)
+    return Case(spec, lambda generator: decode_inputs(spec, lengths), NEAR)
+
+
+def _prefill() -> Case:
+    spec = MlaPrefillSpec(heads=2, group=2, tile=QUERIES)
+    lengths = ((20, 20), (1, 300), (40, 70), (70, 290), (0, 3), (9, 0))
+    return Case(spec, lambda generator: prefill_inputs(spec, lengths), NEAR)
 
 
 CASES: dict[str, Case] = {
@@ -321,10 +339,27 @@ CASES: dict[str, Case] = {
     "engram_hash": Case(EngramHashSpec(ngram=3, layers=2, tables=8), _hash),
     "rope": Case(RopeSpec(heads=1, width=64), _rope),
     "topk_select": Case(TopkSelectSpec(topk=70, end=True, tile=SelectTile(chunk=256, slots=3)), _select),
+    "topk_select shared": Case(
+        TopkSelectSpec(topk=70, end=True, parts=3, tile=SelectTile(chunk=256, slots=1)),
+        lambda generator: {
+            **_select(generator, rows=2),
+            "exchange": torch.zeros((128, 640), dtype=torch.int16),
+        },
+        {"output_idx": EXACT, "output_val": EXACT, "exchange": Close(absolute=torch.inf)},
+        more=(
+            lambda generator: {
+                **_select(generator, rows=11),
+                "exchange": torch.zeros((128, 640), dtype=torch.int16),
+            },
+        ),
+    ),
     "ep_layout": Case(ep.LAYOUT, ep.layout_inputs),
     "ep_pack": Case(ep.PACK, ep.pack_tokens),
     "ep_prefix": Case(ep.PREFIX, ep.prefix_inputs),
     "ep_expand": Case(ep.EXPAND, ep.expand_records, sizes=ep.ROOM),
     "ep_expand cached": Case(ep.CACHED, ep.expand_cached, sizes=ep.CACHED_ROOM),
     "ep_combine": Case(ep.COMBINE, ep.combine_rows),
+    "mla_decode": _decode(split=None),
+    "mla_decode in parts": _decode(split=64),
+    "mla_prefill": _prefill(),
 }
