@@ -10,6 +10,16 @@ from kaas.proto.errors import InvalidArgument
 if TYPE_CHECKING:
     from kaas.client.handle import KernelHandle
     from kaas.kernel_library.composite import Stage
+    from kaas.proto.launch import Parameter
+
+
+def _seen_as(parameter: Parameter, value: Any) -> Any:
+    """A tensor with the dimensions of 1 that this kernel's shape has and another kernel's leaves out."""
+    shape = parameter.shape
+    without_ones = sum(extent != 1 for extent in shape)
+    if parameter.role == "scalar" or not 0 < getattr(value, "ndim", 0) == without_ones < len(shape):
+        return value
+    return value[tuple(None if extent == 1 else slice(None) for extent in shape)]
 
 
 class KernelChain:
@@ -54,7 +64,7 @@ class KernelChain:
         for stage in self._stages:
             handle = self.handles[stage.name]
             values = [
-                arguments[stage.arguments[parameter.name]]
+                _seen_as(parameter, arguments[stage.arguments[parameter.name]])
                 if parameter.name in stage.arguments
                 else stage.constants[parameter.name]
                 for parameter in handle.launch.parameters

@@ -12,7 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
 import kaas.server.rest_models as bodies
-from kaas.kernel_library.registry import families
+from kaas.kernel_library.registry import composite_named, composite_names, families
+from kaas.kernel_library.spec import Spec
 from kaas.proto.errors import InvalidRequest, KaasError
 from kaas.server.catalog import Catalog
 from kaas.server.prewarm import PrewarmJobs
@@ -109,9 +110,9 @@ def _allowed(app: FastAPI, request: Request) -> list[str]:
 
 def _describe(app: FastAPI) -> None:
     """Put the families' spec schemas and the problem document into the OpenAPI document."""
-    spec_types = [family.spec_type for _, family in sorted(families().items())]
-    _, specs = msgspec.json.schema_components(spec_types, ref_template="#/components/schemas/{name}")
-    one_of = {"oneOf": [{"$ref": f"#/components/schemas/{cls.__name__}"} for cls in spec_types]}
+    kernels: list[type[Spec]] = [family.spec_type for _, family in sorted(families().items())]
+    several: list[type[Spec]] = [composite_named(name).spec_type for name in composite_names()]
+    _, specs = msgspec.json.schema_components(kernels + several, ref_template="#/components/schemas/{name}")
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -120,8 +121,13 @@ def _describe(app: FastAPI) -> None:
             components = schema["components"]["schemas"]
             components["Problem"] = _schema_of(bodies.Problem)
             components.update(specs)
-            for body in (bodies.CompileBody, bodies.ExplainBody, bodies.PrewarmEntryBody):
-                components[body.__name__]["properties"]["spec"] = one_of
+            for body, legal in (
+                (bodies.CompileBody, kernels),
+                (bodies.ExplainBody, kernels),
+                (bodies.PrewarmEntryBody, kernels + several),
+            ):
+                one_of = [{"$ref": f"#/components/schemas/{cls.__name__}"} for cls in legal]
+                components[body.__name__]["properties"]["spec"] = {"oneOf": one_of}
         assert app.openapi_schema is not None
         return app.openapi_schema
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kaas.client.api import aget_kernel as aget_kernel
     from kaas.client.api import get_kernel as get_kernel
+    from kaas.client.api import get_kernels as get_kernels
     from kaas.client.handle import KernelHandle as KernelHandle
+    from kaas.client.kernel_chain import KernelChain as KernelChain
+    from kaas.kernel_library.attention.attention_tiles import AttentionTile as AttentionTile
+    from kaas.kernel_library.composite import CompositeSpec as CompositeSpec
+    from kaas.kernel_library.composites.sparse_attention import SparseAttentionSpec as SparseAttentionSpec
     from kaas.kernel_library.cube.gemm_fields import GemmTile as GemmTile
     from kaas.kernel_library.families.aux_fi import AuxFiSpec as AuxFiSpec
     from kaas.kernel_library.families.batched_gemm import BatchedGemmSpec as BatchedGemmSpec
@@ -54,6 +59,8 @@ if TYPE_CHECKING:
     from kaas.kernel_library.families.grouped_gemm import GroupedGemmSpec as GroupedGemmSpec
     from kaas.kernel_library.families.hc_prenorm_gemm import HcPrenormGemmSpec as HcPrenormGemmSpec
     from kaas.kernel_library.families.k_grouped_gemm import KGroupedGemmSpec as KGroupedGemmSpec
+    from kaas.kernel_library.families.kv_record_pack import KvRecordPackSpec as KvRecordPackSpec
+    from kaas.kernel_library.families.kv_record_unpack import KvRecordUnpackSpec as KvRecordUnpackSpec
     from kaas.kernel_library.families.lossless_block_cast import (
         LosslessBlockCastSpec as LosslessBlockCastSpec,
     )
@@ -89,9 +96,16 @@ if TYPE_CHECKING:
     from kaas.kernel_library.families.mhc_split_mixes_backward import (
         MhcSplitMixesBackwardSpec as MhcSplitMixesBackwardSpec,
     )
+    from kaas.kernel_library.families.mla_decode import MlaDecodeSpec as MlaDecodeSpec
+    from kaas.kernel_library.families.mla_prefill import MlaPrefillSpec as MlaPrefillSpec
+    from kaas.kernel_library.families.mla_sparse_decode import MlaSparseDecodeSpec as MlaSparseDecodeSpec
+    from kaas.kernel_library.families.mla_sparse_prefill import MlaSparsePrefillSpec as MlaSparsePrefillSpec
     from kaas.kernel_library.families.moe_gate import MoeGateSpec as MoeGateSpec
     from kaas.kernel_library.families.moe_gate_backward import MoeGateBackwardSpec as MoeGateBackwardSpec
+    from kaas.kernel_library.families.mqa_logits import MqaLogitsSpec as MqaLogitsSpec
     from kaas.kernel_library.families.normalize_weight import NormalizeWeightSpec as NormalizeWeightSpec
+    from kaas.kernel_library.families.paged_mqa_logits import PagedMqaLogitsSpec as PagedMqaLogitsSpec
+    from kaas.kernel_library.families.paged_mqa_metadata import PagedMqaMetadataSpec as PagedMqaMetadataSpec
     from kaas.kernel_library.families.randn import RandnSpec as RandnSpec
     from kaas.kernel_library.families.reduce_fused import ReduceFusedSpec as ReduceFusedSpec
     from kaas.kernel_library.families.rmsnorm import RmsNormSpec as RmsNormSpec
@@ -103,6 +117,7 @@ if TYPE_CHECKING:
     from kaas.kernel_library.families.swiglu_backward import SwigluBackwardSpec as SwigluBackwardSpec
     from kaas.kernel_library.families.topk_gate import TopkGateSpec as TopkGateSpec
     from kaas.kernel_library.families.topk_groups import TopkGroupsSpec as TopkGroupsSpec
+    from kaas.kernel_library.families.topk_select import TopkSelectSpec as TopkSelectSpec
     from kaas.kernel_library.families.unique_group_indices import (
         UniqueGroupIndicesSpec as UniqueGroupIndicesSpec,
     )
@@ -146,7 +161,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "aget_kernel": "kaas.client.api",
     "get_kernel": "kaas.client.api",
+    "get_kernels": "kaas.client.api",
     "KernelHandle": "kaas.client.handle",
+    "KernelChain": "kaas.client.kernel_chain",
+    "AttentionTile": "kaas.kernel_library.attention.attention_tiles",
+    "CompositeSpec": "kaas.kernel_library.composite",
     "AuxFiSpec": "kaas.kernel_library.families.aux_fi",
     "BatchedGemmSpec": "kaas.kernel_library.families.batched_gemm",
     "BlockScaledGemmSpec": "kaas.kernel_library.families.block_scaled_gemm",
@@ -175,6 +194,8 @@ _MODULES = {
     "GroupedGemmSpec": "kaas.kernel_library.families.grouped_gemm",
     "HcPrenormGemmSpec": "kaas.kernel_library.families.hc_prenorm_gemm",
     "KGroupedGemmSpec": "kaas.kernel_library.families.k_grouped_gemm",
+    "KvRecordPackSpec": "kaas.kernel_library.families.kv_record_pack",
+    "KvRecordUnpackSpec": "kaas.kernel_library.families.kv_record_unpack",
     "LosslessBlockCastSpec": "kaas.kernel_library.families.lossless_block_cast",
     "MaskIndicesByTpSpec": "kaas.kernel_library.families.mask_indices_by_tp",
     "MhcExpandBackwardSpec": "kaas.kernel_library.families.mhc_expand_backward",
@@ -194,9 +215,16 @@ _MODULES = {
     "MhcSinkhornSpec": "kaas.kernel_library.families.mhc_sinkhorn",
     "MhcSplitMixesBackwardSpec": "kaas.kernel_library.families.mhc_split_mixes_backward",
     "MhcSplitMixesSpec": "kaas.kernel_library.families.mhc_split_mixes",
+    "MlaDecodeSpec": "kaas.kernel_library.families.mla_decode",
+    "MlaPrefillSpec": "kaas.kernel_library.families.mla_prefill",
+    "MlaSparseDecodeSpec": "kaas.kernel_library.families.mla_sparse_decode",
+    "MlaSparsePrefillSpec": "kaas.kernel_library.families.mla_sparse_prefill",
     "MoeGateBackwardSpec": "kaas.kernel_library.families.moe_gate_backward",
     "MoeGateSpec": "kaas.kernel_library.families.moe_gate",
+    "MqaLogitsSpec": "kaas.kernel_library.families.mqa_logits",
     "NormalizeWeightSpec": "kaas.kernel_library.families.normalize_weight",
+    "PagedMqaLogitsSpec": "kaas.kernel_library.families.paged_mqa_logits",
+    "PagedMqaMetadataSpec": "kaas.kernel_library.families.paged_mqa_metadata",
     "RandnSpec": "kaas.kernel_library.families.randn",
     "ReduceFusedSpec": "kaas.kernel_library.families.reduce_fused",
     "RmsNormBackwardSpec": "kaas.kernel_library.families.rmsnorm_backward",
@@ -204,10 +232,12 @@ _MODULES = {
     "RopeSpec": "kaas.kernel_library.families.rope",
     "ScaleLayoutSpec": "kaas.kernel_library.families.scale_layout",
     "ScaleTransposeSpec": "kaas.kernel_library.families.scale_transpose",
+    "SparseAttentionSpec": "kaas.kernel_library.composites.sparse_attention",
     "SwigluBackwardSpec": "kaas.kernel_library.families.swiglu_backward",
     "SwigluSpec": "kaas.kernel_library.families.swiglu",
     "TopkGateSpec": "kaas.kernel_library.families.topk_gate",
     "TopkGroupsSpec": "kaas.kernel_library.families.topk_groups",
+    "TopkSelectSpec": "kaas.kernel_library.families.topk_select",
     "UniqueGroupIndicesSpec": "kaas.kernel_library.families.unique_group_indices",
     "GemmTile": "kaas.kernel_library.cube.gemm_fields",
     "ExpertParallelTopology": "kaas.kernel_library.routing.expert_parallel",
@@ -271,6 +301,7 @@ def __dir__() -> list[str]:
 # Spelt out for star imports and for editors; a test holds it equal to the table above.
 __all__ = [
     "ArtifactDamaged",
+    "AttentionTile",
     "AuxFiSpec",
     "BatchedGemmSpec",
     "BlockScaledGemmSpec",
@@ -280,6 +311,7 @@ __all__ = [
     "CompileFailed",
     "CompileOutOfMemory",
     "CompileTimeout",
+    "CompositeSpec",
     "DaemonUnavailable",
     "DeadlineExceeded",
     "DeviceError",
@@ -316,9 +348,12 @@ __all__ = [
     "JobNotFound",
     "KGroupedGemmSpec",
     "KaasError",
+    "KernelChain",
     "KernelHandle",
     "KernelNotFound",
     "KernelSpec",
+    "KvRecordPackSpec",
+    "KvRecordUnpackSpec",
     "LosslessBlockCastSpec",
     "MaskIndicesByTpSpec",
     "MhcExpandBackwardSpec",
@@ -338,10 +373,17 @@ __all__ = [
     "MhcSinkhornSpec",
     "MhcSplitMixesBackwardSpec",
     "MhcSplitMixesSpec",
+    "MlaDecodeSpec",
+    "MlaPrefillSpec",
+    "MlaSparseDecodeSpec",
+    "MlaSparsePrefillSpec",
     "MoeGateBackwardSpec",
     "MoeGateSpec",
+    "MqaLogitsSpec",
     "NormalizeWeightSpec",
     "Overloaded",
+    "PagedMqaLogitsSpec",
+    "PagedMqaMetadataSpec",
     "PermissionDenied",
     "RandnSpec",
     "ReduceFusedSpec",
@@ -352,6 +394,7 @@ __all__ = [
     "ScaleLayoutSpec",
     "ScaleTransposeSpec",
     "ShuttingDown",
+    "SparseAttentionSpec",
     "StoreFull",
     "StoreUnavailable",
     "StrictMiss",
@@ -361,11 +404,13 @@ __all__ = [
     "ToolchainMissing",
     "TopkGateSpec",
     "TopkGroupsSpec",
+    "TopkSelectSpec",
     "UniqueGroupIndicesSpec",
     "UnknownFamily",
     "UnsupportedTarget",
     "WorkerCrashed",
     "aget_kernel",
     "get_kernel",
+    "get_kernels",
     "parse_spec",
 ]
