@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from support.kernel_checks import check_kernel, reference_of, run_once
+from support.kernel_checks import EXACT, Close, Comparison, check_kernel, reference_of, run_once
 from support.twin_kernels import kernel
 from support.twin_toolkit import schedule
 
@@ -17,7 +17,14 @@ MARK = 0x3F3F3F3F
 TINY = SelectTile(chunk=256, slots=2)
 """So small that a row of some thousand values goes round the ring in every pass."""
 EVERYTHING = TopkSelectSpec(topk=33, end=True, output_idx_offset=True, nan_flags=True, tile=TINY)
+SHARED = msgspec.structs.replace(EVERYTHING, parts=4)
 INF, NAN = torch.inf, torch.nan
+SHARED_RESULTS: dict[str, Comparison] = {
+    "output_idx": EXACT,
+    "output_val": EXACT,
+    "nan_found": EXACT,
+    "exchange": Close(absolute=INF),  # a workspace: anything
+}
 
 
 def scores(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
@@ -42,6 +49,8 @@ def inputs_for(spec: TopkSelectSpec, values: torch.Tensor, **given: Any) -> dict
         inputs["end"] = torch.full((rows,), values.shape[1], dtype=torch.int32)
     if spec.output_idx_offset:
         inputs["output_idx_offset"] = torch.arange(rows, dtype=torch.int32) * 1000 - 1500
+    if spec.parts > 1:
+        inputs["exchange"] = torch.full((128, 640), -1, dtype=torch.int16)
     for name, value in given.items():
         inputs[name] = torch.tensor(value, dtype=torch.int32) if isinstance(value, list) else value
     return inputs
@@ -213,16 +222,15 @@ def test_fills_are_not_moved_and_round_to_bf16(fill: int, value: float) -> None:
     check_kernel(EVERYTHING, 4, inputs_for(EVERYTHING, scores(3, 300), **given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
         TopkSelectSpec(topk=512, return_value=False, sorted_index=True),
-        pytest.param(TopkSelectSpec(topk=100, vocab=1000, rows=9), marks=pytest.mark.slow),
-        pytest.param(
-            TopkSelectSpec(topk=2048, end=True, return_value=False, nan_flags=True), marks=pytest.mark.slow
-        ),
-        pytest.param(TopkSelectSpec(topk=64, output_idx_offset=True), marks=pytest.mark.slow),
-        pytest.param(TopkSelectSpec(topk=64, vocab=1000, rows=9, nan_flags=True), marks=pytest.mark.slow),
+        TopkSelectSpec(topk=100, vocab=1000, rows=9),
+        TopkSelectSpec(topk=2048, end=True, return_value=False, nan_flags=True),
+        TopkSelectSpec(topk=64, output_idx_offset=True),
+        TopkSelectSpec(topk=64, vocab=1000, rows=9, nan_flags=True),
     ],
     ids=["indices only", "static", "no values", "offset", "flags"],
 )
@@ -243,6 +251,48 @@ def test_rows_do_not_depend_on_the_number_of_cores() -> None:
     inputs = inputs_for(EVERYTHING, scores(83, 900), end=ends)
     found = [check_kernel(EVERYTHING, cores, inputs)["output_idx"] for cores in (8, 28, 32, 36)]
     assert all(one.equal(found[0]) for one in found)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, pytest.param(19, marks=pytest.mark.slow)])
+def test_cores_that_share_a_row_agree(rows: int) -> None:
+    """On eight vector cores: four, two or one for a row, in one wave or more."""
+    generator = torch.Generator().manual_seed(rows)
+    ends = torch.randint(0, 3001, (rows,), generator=generator).int()
+    ends[0] = 3000
+    inputs = inputs_for(SHARED, any_number(rows, 3000, seed=rows), end=ends)
+    check_kernel(SHARED, 4, inputs, SHARED_RESULTS)
+
+
+@pytest.mark.parametrize("end", [0, 1, 32, 33, 34, 127, 128, 129, 512, 513, 2999])
+def test_a_shared_row_of_any_length(end: int) -> None:
+    """Some parts have nothing, or less than k."""
+    check_kernel(SHARED, 4, inputs_for(SHARED, scores(2, 3000), end=[end, 3000 - end]), SHARED_RESULTS)
+
+
+def test_equal_values_of_a_shared_row_go_to_the_lower_index() -> None:
+    values = torch.full((2, 3000), -1.0).bfloat16()
+    values[0, 2990:] = 1.0
+    values[1, [700, 1400, 2100, 2800]] = 1.0
+    given = {"output_idx_offset": [0, 0]}
+    found = check_kernel(SHARED, 4, inputs_for(SHARED, values, **given), SHARED_RESULTS)["output_idx"]
+    assert found[0].tolist() == [*range(23), *range(2990, 3000)]
+    assert found[1].tolist() == [*range(29), 700, 1400, 2100, 2800]
+
+
+def test_a_nan_marks_a_row_in_all_its_parts() -> None:
+    values = scores(2, 3000)
+    values[1, 2500] = NAN
+    found = check_kernel(SHARED, 4, inputs_for(SHARED, values), SHARED_RESULTS)
+    assert found["output_idx"].eq(MARK).all(1).tolist() == [False, True]
+    assert found["nan_found"].tolist() == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cores", [8, 28, 32, 36])
+def test_a_single_row_on_as_many_cores_as_may_share_it(cores: int) -> None:
+    spec = TopkSelectSpec(topk=2048, nan_flags=True, parts=32)
+    for rows in (1, 3):
+        check_kernel(spec, cores, inputs_for(spec, scores(rows, 20_001)), SHARED_RESULTS)
 
 
 @pytest.mark.slow
@@ -266,9 +316,13 @@ def test_the_indexer_of_a_sparse_attention() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("topk", "vocab"), [(512, 300_000), (4096, 65_537), (1024, 2 * 1024 * 1024 - 1)])
-def test_long_rows(topk: int, vocab: int) -> None:
-    spec = TopkSelectSpec(topk=topk, sorted_index=True)
+@pytest.mark.parametrize(
+    ("topk", "vocab", "parts"),
+    [(512, 300_000, 1), (4096, 65_537, 1), (1024, 2 * 1024 * 1024 - 1, 1), (512, 2 * 1024 * 1024 - 1, 4)],
+)
+def test_long_rows(topk: int, vocab: int, parts: int) -> None:
+    """Of four parts, each is longer than 16 bits count."""
+    spec = TopkSelectSpec(topk=topk, sorted_index=True, parts=parts)
     values = scores(2, vocab)
     # The best ones lie at both ends and at the edges of 64 Ki places.
     for place in (0, vocab - 1, 65_535, 65_536):
@@ -282,4 +336,4 @@ def test_long_rows(topk: int, vocab: int) -> None:
 def run_in_order(spec: TopkSelectSpec, cores: int, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
     """One run in program order, for rows whose length is what matters."""
     with schedule("eager", 0):
-        return run_once(kernel(spec, cores), spec, inputs, reference_of(spec, inputs))
+        return run_once(kernel(spec, cores), spec, inputs, reference_of(spec, inputs), SHARED_RESULTS)

@@ -18,6 +18,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (BASE | {"output_idx_offset": 0}, "output_idx_offset"),
     (BASE | {"return_value": None}, "return_value"),
     (BASE | {"nan_flags": "trap"}, "nan_flags"),
+    (BASE | {"parts": 0}, "parts"),
+    (BASE | {"parts": 33}, "parts"),
     (BASE | {"tile": {"chunk": 128, "slots": 2}}, "tile.chunk"),
     (BASE | {"tile": {"chunk": 32768, "slots": 2}}, "tile.chunk"),
     (BASE | {"tile": {"chunk": 3072, "slots": 2}}, "tile.chunk"),
@@ -26,4 +28,5 @@ CASES: list[tuple[dict[str, Any], str]] = [
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     (BASE | {"topk": 4096, "tile": {"chunk": 16384, "slots": 6}}, "tile", "UB"),
+    (BASE | {"parts": 32, "tile": {"chunk": 16384, "slots": 6}}, "tile", "UB"),
 ]
