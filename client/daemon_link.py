@@ -163,7 +163,7 @@ class DaemonLink:
         request = pb.GetKernelRequest(
             spec_json=spec_json,
             soc_name=soc_name or "",
-            priority=pb.PRIORITY_FOREGROUND,
+            priority=pb.PRIORITY_RANK,
             strict=strict,
             inline_artifact=inline_artifact,
             client=_identity(),

@@ -10,8 +10,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PRIORITY_UNSPECIFIED: _ClassVar[Priority]
-    PRIORITY_FOREGROUND: _ClassVar[Priority]
+    PRIORITY_RANK: _ClassVar[Priority]
     PRIORITY_PREWARM: _ClassVar[Priority]
+    PRIORITY_USER: _ClassVar[Priority]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -20,8 +21,9 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_COMPILED: _ClassVar[Outcome]
     OUTCOME_JOINED: _ClassVar[Outcome]
 PRIORITY_UNSPECIFIED: Priority
-PRIORITY_FOREGROUND: Priority
+PRIORITY_RANK: Priority
 PRIORITY_PREWARM: Priority
+PRIORITY_USER: Priority
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_HIT: Outcome
 OUTCOME_COMPILED: Outcome
@@ -72,7 +74,7 @@ class GetKernelResponse(_message.Message):
     def __init__(self, key: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., artifact_path: _Optional[str] = ..., artifact: _Optional[bytes] = ..., compile_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., environment_generation: _Optional[int] = ...) -> None: ...
 
 class KernelSummary(_message.Message):
-    __slots__ = ("key", "family", "spec_json", "soc_name", "cann_version", "toolchain_kind", "dtype", "state", "size_bytes", "created_unix", "compile_seconds", "hits", "current")
+    __slots__ = ("key", "family", "spec_json", "soc_name", "cann_version", "toolchain_kind", "dtype", "state", "size_bytes", "created_unix", "compile_seconds", "hits", "current", "place", "estimate_s", "error")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +88,9 @@ class KernelSummary(_message.Message):
     COMPILE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     CURRENT_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     key: str
     family: str
     spec_json: str
@@ -99,7 +104,10 @@ class KernelSummary(_message.Message):
     compile_seconds: float
     hits: int
     current: bool
-    def __init__(self, key: _Optional[str] = ..., family: _Optional[str] = ..., spec_json: _Optional[str] = ..., soc_name: _Optional[str] = ..., cann_version: _Optional[str] = ..., toolchain_kind: _Optional[str] = ..., dtype: _Optional[str] = ..., state: _Optional[str] = ..., size_bytes: _Optional[int] = ..., created_unix: _Optional[float] = ..., compile_seconds: _Optional[float] = ..., hits: _Optional[int] = ..., current: _Optional[bool] = ...) -> None: ...
+    place: int
+    estimate_s: float
+    error: str
+    def __init__(self, key: _Optional[str] = ..., family: _Optional[str] = ..., spec_json: _Optional[str] = ..., soc_name: _Optional[str] = ..., cann_version: _Optional[str] = ..., toolchain_kind: _Optional[str] = ..., dtype: _Optional[str] = ..., state: _Optional[str] = ..., size_bytes: _Optional[int] = ..., created_unix: _Optional[float] = ..., compile_seconds: _Optional[float] = ..., hits: _Optional[int] = ..., current: _Optional[bool] = ..., place: _Optional[int] = ..., estimate_s: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ListKernelsRequest(_message.Message):
     __slots__ = ("family", "soc_name", "cann_version", "dtype", "state", "text", "page_size", "page_token")
@@ -182,18 +190,82 @@ class NearArtifact(_message.Message):
     def __init__(self, key: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[FieldDifference, _Mapping]]] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("key", "hit", "reason", "nearest", "passport_json")
+    __slots__ = ("key", "hit", "reason", "nearest", "passport_json", "failure")
     KEY_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NEAREST_FIELD_NUMBER: _ClassVar[int]
     PASSPORT_JSON_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     key: str
     hit: bool
     reason: str
     nearest: _containers.RepeatedCompositeFieldContainer[NearArtifact]
     passport_json: str
-    def __init__(self, key: _Optional[str] = ..., hit: _Optional[bool] = ..., reason: _Optional[str] = ..., nearest: _Optional[_Iterable[_Union[NearArtifact, _Mapping]]] = ..., passport_json: _Optional[str] = ...) -> None: ...
+    failure: Failure
+    def __init__(self, key: _Optional[str] = ..., hit: _Optional[bool] = ..., reason: _Optional[str] = ..., nearest: _Optional[_Iterable[_Union[NearArtifact, _Mapping]]] = ..., passport_json: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("key", "family", "spec_json", "soc_name", "cann_version", "toolchain_kind", "kind", "attempts", "failed_unix", "expires_unix", "answered", "error_json")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SOC_NAME_FIELD_NUMBER: _ClassVar[int]
+    CANN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOOLCHAIN_KIND_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    family: str
+    spec_json: str
+    soc_name: str
+    cann_version: str
+    toolchain_kind: str
+    kind: str
+    attempts: int
+    failed_unix: float
+    expires_unix: float
+    answered: int
+    error_json: str
+    def __init__(self, key: _Optional[str] = ..., family: _Optional[str] = ..., spec_json: _Optional[str] = ..., soc_name: _Optional[str] = ..., cann_version: _Optional[str] = ..., toolchain_kind: _Optional[str] = ..., kind: _Optional[str] = ..., attempts: _Optional[int] = ..., failed_unix: _Optional[float] = ..., expires_unix: _Optional[float] = ..., answered: _Optional[int] = ..., error_json: _Optional[str] = ...) -> None: ...
+
+class ListFailuresRequest(_message.Message):
+    __slots__ = ("family", "page_size", "page_token")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    page_size: int
+    page_token: str
+    def __init__(self, family: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListFailuresResponse(_message.Message):
+    __slots__ = ("failures", "next_page_token", "total")
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    next_page_token: str
+    total: int
+    def __init__(self, failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+
+class ClearFailuresRequest(_message.Message):
+    __slots__ = ("key", "all")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    all: bool
+    def __init__(self, key: _Optional[str] = ..., all: _Optional[bool] = ...) -> None: ...
+
+class ClearFailuresResponse(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PrewarmRequest(_message.Message):
     __slots__ = ("entries", "label")

@@ -59,6 +59,16 @@ class KernelServiceStub:
                 request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PrewarmRequest.SerializeToString,
                 response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PrewarmEvent.FromString,
                 _registered_method=True)
+        self.ListFailures = channel.unary_unary(
+                '/kaas.v1.KernelService/ListFailures',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresResponse.FromString,
+                _registered_method=True)
+        self.ClearFailures = channel.unary_unary(
+                '/kaas.v1.KernelService/ClearFailures',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresResponse.FromString,
+                _registered_method=True)
         self.GetEnvironment = channel.unary_unary(
                 '/kaas.v1.KernelService/GetEnvironment',
                 request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetEnvironmentRequest.SerializeToString,
@@ -109,6 +119,20 @@ class KernelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListFailures(self, request, context):
+        """Compiles that failed and are remembered: answered at once until they expire or are cleared.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearFailures(self, request, context):
+        """Forget remembered failures, so that the next request compiles again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetEnvironment(self, request, context):
         """What decides keys on this node: target, toolchain, generator.
         """
@@ -150,6 +174,16 @@ def add_KernelServiceServicer_to_server(servicer, server):
                     servicer.Prewarm,
                     request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PrewarmRequest.FromString,
                     response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PrewarmEvent.SerializeToString,
+            ),
+            'ListFailures': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFailures,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresResponse.SerializeToString,
+            ),
+            'ClearFailures': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearFailures,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresResponse.SerializeToString,
             ),
             'GetEnvironment': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEnvironment,
@@ -297,6 +331,60 @@ class KernelService:
             '/kaas.v1.KernelService/Prewarm',
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PrewarmRequest.SerializeToString,
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PrewarmEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFailures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.KernelService/ListFailures',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearFailures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.KernelService/ClearFailures',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresResponse.FromString,
             options,
             channel_credentials,
             insecure,
