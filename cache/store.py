@@ -191,7 +191,12 @@ class Store:
 
 def _sweep(staging: Path) -> None:
     """Remove everything unfinished: nobody else owns the store, so all of it is left over."""
-    for entry in list(os.scandir(staging)):
+    try:
+        entries = list(os.scandir(staging))
+    except OSError as error:
+        _LOG.warning("cannot look for left-overs in %s: %s", staging, error)
+        return
+    for entry in entries:
         try:
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
