@@ -30,7 +30,7 @@ from kaas.compiler.frames import (
 )
 from kaas.compiler.job import CompileJob, CompileOutput
 from kaas.compiler.loaded_generator import GENERATOR_STAGE
-from kaas.compiler.process_tree import is_alive
+from kaas.compiler.process_tree import descendants, held_bytes, is_alive
 from kaas.compiler.restart_delay import RestartDelay
 from kaas.compiler.work_root import WorkRoot
 from kaas.compiler.zygote_link import ZygoteLink
@@ -64,10 +64,13 @@ class CompilerPool:
         *,
         max_jobs: int = 500,
         max_rss_bytes: int = 2 << 30,
+        attempts: int = ATTEMPTS,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         """A zygote is replaced after ``max_jobs`` jobs or above ``max_rss_bytes``; running jobs are left
-        alone."""
+        alone. A job whose worker dies, or that may come out otherwise the next time, is tried ``attempts``
+        times at once; 1 leaves that to the caller."""
+        self._attempts = attempts
         self._max_jobs = max_jobs
         self._max_rss_bytes = max_rss_bytes
         self._environ = environ
@@ -103,6 +106,15 @@ class CompilerPool:
         """Process ids of the live workers."""
         return [pid for pid in self._workers.values() if is_alive(pid)]
 
+    def held_bytes(self) -> int:
+        """Memory that running jobs hold now, on top of what their workers share with the zygote."""
+        shared = held_bytes(self._link.pid) if self._link is not None else 0
+        total = 0
+        for worker in self.workers():
+            total += max(0, held_bytes(worker) - shared)
+            total += sum(map(held_bytes, descendants(worker)))
+        return total
+
     async def start(self) -> None:
         """Start the zygote and wait until it is warm (about 5 s).
 
@@ -115,13 +127,13 @@ class CompilerPool:
         """Compile one job. Cancelling the caller kills the job.
 
         Raises :class:`CompileFailed`, :class:`CompileTimeout`, :class:`CompileOutOfMemory`,
-        :class:`WorkerCrashed` (both attempts died), ShuttingDown, and what the family's builder refuses.
+        :class:`WorkerCrashed` (at the last attempt), ShuttingDown, and what the family's builder refuses.
         """
         for attempt in itertools.count(1):
             try:
                 return await self._attempt(job)
             except (WorkerCrashed, CompileFailed) as error:
-                if attempt >= ATTEMPTS or self._closing or not _is_worth_repeating(error):
+                if attempt >= self._attempts or self._closing or not _is_worth_repeating(error):
                     raise
                 log.warning("trying a compile again after: %s", error)
         raise AssertionError("unreachable")
@@ -276,7 +288,9 @@ def _is_worth_repeating(error: KaasError) -> bool:
     """A crash, or a failure that another try may not show. A changed toolkit or generator stays changed."""
     if isinstance(error, CompileFailed):
         is_changed = error.details.get("stage") in ("toolkit", GENERATOR_STAGE)
-        return error.details.get("deterministic") is False and not is_changed
+        # A full disk can make a tool report success and leave nothing: that gets a second chance.
+        may_pass = error.details.get("deterministic") is False or error.details.get("no_output") is True
+        return may_pass and not is_changed
     return True
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from kaas.proto.errors import InvalidConfig
 from kaas.proto.locations import default_socket, default_store
+from kaas.server.control_group import core_quota
 
 ENVIRONMENT_PREFIX = "KAAS_"
 UNIX_PATH_LIMIT = 107
@@ -32,8 +33,9 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may run on, by affinity and by its control group's bandwidth."""
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, core_quota() or cores)
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,7 +45,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ``off``, or empty: ``rest.sock`` beside the socket, with its permissions. TCP has none: on loopback every
     user of the machine may ask, and beyond loopback (``allow_remote``) everybody. ``device_options`` are
     further bisheng options, separated by spaces, and part of every key. An empty ``toolkit_home`` or
-    ``soc_name`` means: find out. Sizes are bytes; text forms such as ``8GiB`` are accepted.
+    ``soc_name`` means: find out, as does a ``compile_memory_budget_bytes`` of 0. Sizes are bytes; text forms such as ``8GiB`` are accepted.
     """
 
     socket: str = msgspec.field(default_factory=lambda: str(default_socket()))
@@ -60,6 +62,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     queue_limit: int = 1024
     compile_wall_limit_s: float = 600.0
     compile_memory_limit_bytes: int = 8 << 30
+    compile_memory_budget_bytes: int = 0
+    compile_memory_first_guess_bytes: int = 2 << 30
+    compile_attempts: int = 2
+    compile_retry_delay_s: float = 0.5
+    failure_lifetime_s: float = 86_400.0
+    transient_failure_lifetime_s: float = 30.0
     zygote_max_jobs: int = 500
     zygote_max_rss_bytes: int = 2 << 30
     shutdown_grace_s: float = 10.0
@@ -269,6 +277,12 @@ def _check_optional_path(value: str, config: Config) -> str | None:
     return _check_absolute(value, config) if value else None
 
 
+def _check_budget(value: int, _: Config) -> str | None:
+    if value == 0 or 64 << 20 <= value <= MAX_SIZE_BYTES:
+        return None
+    return f"0 to find out, or from {64 << 20} to {MAX_SIZE_BYTES} bytes"
+
+
 def _between(low: float, high: float) -> Callable[[Any, Config], str | None]:
     def check(value: Any, _: Config) -> str | None:
         return None if low <= value <= high else f"from {low} to {high}"
@@ -289,6 +303,12 @@ _CHECKS: dict[str, Callable[[Any, Config], str | None]] = {
     "queue_limit": _between(1, 1_000_000),
     "compile_wall_limit_s": _between(0.1, 86_400),
     "compile_memory_limit_bytes": _between(64 << 20, MAX_SIZE_BYTES),
+    "compile_memory_budget_bytes": _check_budget,
+    "compile_memory_first_guess_bytes": _between(1 << 20, MAX_SIZE_BYTES),
+    "compile_attempts": _between(1, 10),
+    "compile_retry_delay_s": _between(0.01, 30),
+    "failure_lifetime_s": _between(0, 30 * 86_400),
+    "transient_failure_lifetime_s": _between(0, 3600),
     "zygote_max_jobs": _between(1, 1_000_000),
     "zygote_max_rss_bytes": _between(64 << 20, MAX_SIZE_BYTES),
     "shutdown_grace_s": _between(0.1, 600),

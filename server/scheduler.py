@@ -29,6 +29,10 @@ T = TypeVar("T")
 
 FlightState = Literal["queued", "compiling"]
 
+LONG_QUEUE = 64
+FORECAST_AGE_S = 0.25
+"""Of a long queue, forecasts may be this old: many deadlines can pass at one time."""
+
 OnFailure = Callable[[KaasError, int], None]
 """Told a compile's last failure and how often it was tried."""
 
@@ -125,6 +129,8 @@ class Scheduler(Generic[T]):
         self._reserved_bytes = 0
         self._look_again: asyncio.TimerHandle | None = None
         self._stopping = False
+        self._forecasts: dict[str, Forecast] = {}
+        self._forecast_at = -1.0
         self.counters = SchedulerCounters()
 
     @property
@@ -150,6 +156,8 @@ class Scheduler(Generic[T]):
     def forecasts(self) -> dict[str, Forecast]:
         """How far every flight is, by key."""
         now = asyncio.get_running_loop().time()
+        if len(self._flights) > LONG_QUEUE and 0 <= now - self._forecast_at < FORECAST_AGE_S:
+            return self._forecasts
         found: dict[str, Forecast] = {}
         ends: list[tuple[float, int]] = []
         for flight in self._flights.values():
@@ -173,6 +181,7 @@ class Scheduler(Generic[T]):
             heapq.heappush(ends, (end_s, need))
             reserved += need
             found[flight.key] = Forecast(state="queued", place=place, estimate_s=end_s)
+        self._forecasts, self._forecast_at = found, now
         return found
 
     async def run(
@@ -277,7 +286,7 @@ class Scheduler(Generic[T]):
         victims = [
             flight
             for flight in self._flights.values()
-            if flight.task is None and flight.priority > max(priority, Priority.RANK)
+            if flight.task is None and flight.priority > priority
         ]
         full = Overloaded(
             f"the queue is full: {self.queued} kernels are waiting for a compile worker",
