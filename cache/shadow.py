@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import diskcache
@@ -25,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 SCHEMA = "kaas kernel index 2"
 """Raised whenever the rows change; a shadow of another schema is deleted."""
 
+ROWS_AT_ONCE = 1000
 _SCHEMA_ROW = "schema"
 _RAW = 1  # diskcache's mode for plain SQLite values
 _LOCK_TIMEOUT_S = 0.5
@@ -113,11 +115,24 @@ class IndexShadow:
 
     def read(self) -> dict[str, bytes]:
         """Every row, all intact. Raises :class:`ShadowLostError` otherwise; the shadow is then deleted."""
+        found: dict[str, bytes] = {}
+        for rows in self.parts():
+            found |= rows
+        return found
+
+    def parts(self) -> Iterator[dict[str, bytes]]:
+        """:meth:`read` a bounded number of rows at a time; raises perhaps after some of them."""
         if not os.path.lexists(self._layout.index):
-            return {}
+            return
         try:
-            with self._opened() as cache:
-                return {key: _unsealed(cache[key]) for key in cache if _is_row(key)}
+            with self._opened():
+                pass
+            last = -1
+            while True:
+                rows, last = _rows_after(str(self._layout.index / "cache.db"), last)
+                if not rows:
+                    return
+                yield rows
         except Exception as error:  # sqlite, OS, foreign or garbled rows: any damage at all
             raise self._lost(error) from error
 
@@ -180,6 +195,30 @@ def _probe_lock(database: str) -> None:
         connection.execute("ROLLBACK")
     finally:
         connection.close()
+
+
+def _rows_after(database: str, last: int) -> tuple[dict[str, bytes], int]:
+    """The next rows by row number, checked like :class:`JsonOnlyDisk` checks them; one query for all."""
+    connection = sqlite3.connect(f"{Path(database).as_uri()}?mode=ro", uri=True, timeout=_LOCK_TIMEOUT_S)
+    try:
+        found = connection.execute(
+            "SELECT rowid, key, raw, mode, filename, value FROM Cache WHERE rowid > ? ORDER BY rowid LIMIT ?",
+            (last, ROWS_AT_ONCE),
+        ).fetchall()
+    finally:
+        connection.close()
+    rows: dict[str, bytes] = {}
+    for number, key, raw, mode, filename, value in found:
+        last = number
+        if not raw:
+            raise ForeignRowError("a key is not plain text")
+        if mode != _RAW or filename is not None:
+            raise ForeignRowError(f"a row is stored in mode {mode}, not as text")
+        if _is_row(_text(key)):
+            rows[key] = _unsealed(_text(value))
+    if found and not rows:
+        return _rows_after(database, last)
+    return rows, last
 
 
 def _is_passing(error: Exception) -> bool:

@@ -13,10 +13,13 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kaas.cache.artifact import Artifact, open_artifact
 from kaas.cache.atomic import store_error, sync_directory, write_staged
+from kaas.cache.footprint import Footprint
 from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout, is_key, require_key
+from kaas.cache.limits import StoreLimits, StoreUsage
 from kaas.cache.ownership import StoreOwnership
 from kaas.cache.placement import DIRECTORY_MODE, PRIVATE_MODE, make_directory, prepare_root, require_private
 from kaas.cache.quarantine import QuarantineRecord, put_away, quarantined
@@ -28,13 +31,17 @@ _LOG = logging.getLogger(__name__)
 class Store:
     """One node's artifacts, owned by one daemon from :meth:`open` to :meth:`close` or its death."""
 
-    def __init__(self, layout: StoreLayout, ownership: StoreOwnership) -> None:
+    def __init__(
+        self, layout: StoreLayout, ownership: StoreOwnership, limits: StoreLimits | None = None
+    ) -> None:
         self.layout = layout
+        self.limits = limits or StoreLimits()
         self._ownership = ownership
         self._settle = threading.Lock()  # held while deciding what lies at a key's path
+        self._footprint = Footprint()
 
     @classmethod
-    def open(cls, root: str | Path) -> Store:
+    def open(cls, root: str | Path, limits: StoreLimits | None = None) -> Store:
         """Create or open the store at ``root``, take ownership, and sweep what a dead daemon left unfinished.
 
         Raises :class:`StoreUnavailable` (unsafe, not writable, or in use by another daemon) or
@@ -54,7 +61,19 @@ class Store:
         except BaseException:
             ownership.release()
             raise
-        return cls(layout, ownership)
+        return cls(layout, ownership, limits)
+
+    @property
+    def usage(self) -> StoreUsage:
+        """What the artifacts take, as far as :meth:`measure` has looked."""
+        return self._footprint.usage
+
+    def measure(self) -> Iterator[None]:
+        """Measure what the artifacts take, a directory at each step; publishing goes on meanwhile."""
+        for shard in self._footprint.shards():
+            with self._settle:
+                self._footprint.measure(shard, self.layout.artifacts / shard)
+            yield
 
     @property
     def root(self) -> Path:
@@ -76,14 +95,15 @@ class Store:
 
         An intact artifact that is already there is kept: what was served once stays what is served. A damaged
         one is quarantined and replaced. Raises :class:`ArtifactDamaged` when ``encoded`` is not the artifact
-        of ``key``, :class:`StoreFull` or :class:`StoreUnavailable` when it cannot be stored; then nothing of
-        it is left behind.
+        of ``key``, :class:`StoreFull` (a hard limit or the disk) or :class:`StoreUnavailable` when it cannot
+        be stored; then nothing of it is left behind.
         """
         path = self.layout.artifact_path(key)
         Artifact(encoded, expected_key=key, origin=f"new {path.name}").close()
         with self._settle:
             if self._intact(key, path):
                 return path
+        self._require_room(len(encoded))
         try:
             try:
                 self._write(key, path, encoded)
@@ -119,12 +139,15 @@ class Store:
     def remove(self, key: str) -> bool:
         """Unlink an artifact; who has it open keeps its bytes. ``False`` when there was none."""
         path = self.layout.artifact_path(key)
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise store_error(error, "removing", path) from error
+        with self._settle:
+            try:
+                size = path.lstat().st_size
+                path.unlink()
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                raise store_error(error, "removing", path) from error
+            self._footprint.add(key[:2], -size, -1)
         return True
 
     def keys(self) -> Iterator[str]:
@@ -141,7 +164,7 @@ class Store:
         """Take an artifact out of service on purpose; ``None`` when there is none."""
         require_key(key)
         with self._settle:
-            return put_away(self.layout, key, self.layout.artifact_path(key), reason)
+            return self._move_away(key, self.layout.artifact_path(key), reason, {})
 
     def quarantined(self) -> list[QuarantineRecord]:
         """What was taken out of service, oldest first."""
@@ -158,6 +181,7 @@ class Store:
                     staged.unlink()
                     return
                 staged.rename(path)
+                self._footprint.add(key[:2], len(encoded), 1)
         except BaseException:
             with contextlib.suppress(OSError):
                 staged.unlink()
@@ -178,7 +202,42 @@ class Store:
         return True
 
     def _put_away(self, key: str, path: Path, error: ArtifactDamaged | PermissionDenied) -> None:
-        put_away(self.layout, key, path, error.message, {"part": error.details.get("part", "file")})
+        self._move_away(key, path, error.message, {"part": error.details.get("part", "file")})
+
+    def _move_away(
+        self, key: str, path: Path, reason: str, details: dict[str, Any]
+    ) -> QuarantineRecord | None:
+        try:
+            size = path.lstat().st_size
+        except OSError:
+            size = 0
+        record = put_away(self.layout, key, path, reason, details)
+        if size and not os.path.lexists(path):
+            self._footprint.add(key[:2], -size, -1)
+        return record
+
+    def _require_room(self, size_bytes: int) -> None:
+        limits, used = self.limits, self.usage.bytes
+        if limits.hard_bytes and used + size_bytes > limits.hard_bytes:
+            raise StoreFull(
+                f"the store holds {used} of at most {limits.hard_bytes} bytes",
+                hint="raise store_hard_bytes, or lower store_soft_bytes so that eviction makes room",
+                path=str(self.root),
+                used_bytes=used,
+                limit_bytes=limits.hard_bytes,
+            )
+        if not limits.min_free_bytes:
+            return
+        free = _free_bytes(self.root)
+        if free is not None and free - size_bytes < limits.min_free_bytes:
+            raise StoreFull(
+                f"the file system of {self.root} has {free} bytes free, of which {limits.min_free_bytes} "
+                "are to stay free",
+                hint="free space there, or lower store_min_free_bytes; serving what is stored goes on",
+                path=str(self.root),
+                free_bytes=free,
+                limit_bytes=limits.min_free_bytes,
+            )
 
     def _restore_directories(self) -> None:
         for directory, mode in (
@@ -214,6 +273,14 @@ def _require_writable(layout: StoreLayout) -> None:
         if not isinstance(problem, StoreFull):
             raise problem from error
         _LOG.warning("the store can be read but not added to: %s", problem)
+
+
+def _free_bytes(directory: Path) -> int | None:
+    try:
+        status = os.statvfs(directory)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize
 
 
 def _names(directory: Path) -> list[str]:
