@@ -22,14 +22,15 @@ from kaas.proto.environment import Environment
 from kaas.proto.errors import InvalidRequest, KaasError, KernelNotFound
 from kaas.proto.launch import LaunchMetadata
 from kaas.proto.passport import FieldDifference, KernelKey, Passport, differences
-from kaas.server.explanation import reason_for_miss
+from kaas.server.explanation import progress_text, reason_for_miss, reason_of_failure
+from kaas.server.negative_results import Failure, NegativeResults
+from kaas.server.paging import MAX_PAGE
 from kaas.server.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
 State = Literal["ready", "compiling", "queued", "failed"]
 STATES = ("ready", "compiling", "queued", "failed")
-MAX_PAGE = 500
 NEAREST = 3
 COMPARED = 40
 """How many cached kernels, those with the likest specs, are compared field by field for an explanation."""
@@ -49,7 +50,11 @@ class KernelFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel in a list. ``current``: its key is what this node would compute for its spec today."""
+    """One kernel in a list. ``current``: its key is what this node would compute for its spec today.
+
+    ``place`` in the queue is from 1, 0 when it is not queued; ``estimate_s`` is seconds until a coming kernel
+    is ready. A failed one says when (``created_unix``) and why (``error``).
+    """
 
     key: str
     family: str
@@ -64,6 +69,9 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
     compile_seconds: float
     hits: int
     current: bool
+    place: int = 0
+    estimate_s: float = 0.0
+    error: str = ""
 
 
 class KernelPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +102,13 @@ class NearKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a passport hits or misses, in one sentence and field by field."""
+    """Why a passport hits or misses, in one sentence and field by field; ``failure`` if that is why."""
 
     key: str
     hit: bool
     reason: str
     nearest: list[NearKernel]
+    failure: Failure | None = None
 
 
 def dtype_of(spec: dict[str, Any]) -> str:
@@ -114,12 +123,18 @@ class Catalog:
     """Answers from index and artifacts; the index runs on one thread of its own, in order."""
 
     def __init__(
-        self, environment: Environment, store: Store, index: KernelIndex, scheduler: Scheduler[Any]
+        self,
+        environment: Environment,
+        store: Store,
+        index: KernelIndex,
+        scheduler: Scheduler[Any],
+        failures: NegativeResults,
     ) -> None:
         self._environment = environment
         self._store = store
         self._index = index
         self._scheduler = scheduler
+        self._failures = failures
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
 
     async def rebuild(self) -> None:
@@ -141,7 +156,7 @@ class Catalog:
         self._thread.shutdown(wait=False)
 
     async def page(self, wanted: KernelFilter, *, page_size: int, page_token: str) -> KernelPage:
-        """Kernels that are coming, then cached ones, newest first.
+        """Kernels that are coming, then those whose compile failed, then cached ones, newest first.
 
         Raises :class:`InvalidRequest` for an unknown state, page size or page token.
         """
@@ -149,7 +164,7 @@ class Catalog:
             raise InvalidRequest(f"no state {wanted.state!r}", field="state", legal=STATES)
         if not 1 <= page_size <= MAX_PAGE:
             raise InvalidRequest(f"page_size is {page_size}", field="page_size", legal=f"1 to {MAX_PAGE}")
-        coming = [summary for summary in self._coming() if _matches(summary, wanted)]
+        coming = [summary for summary in (*self._coming(), *self._failed()) if _matches(summary, wanted)]
         offset, cached_token = _position(page_token)
         first = coming[offset : offset + page_size] if cached_token is None else []
         room = page_size - len(first)
@@ -196,15 +211,18 @@ class Catalog:
             artifact.close()
             return Explanation(key=key, hit=True, reason="It is in the store.", nearest=[])
         nearest = await self._nearest(passport)
-        state = next((state for flying, state, _ in self._scheduler.in_flight() if flying == key), None)
-        if state is not None:
-            reason = f"Not cached yet: it is {state}."
+        forecast = self._scheduler.forecasts().get(key)
+        failure = None if forecast is not None else self._failures.recall(key)
+        if forecast is not None:
+            reason = f"Not cached yet: {progress_text(forecast)}."
+        elif failure is not None:
+            reason = reason_of_failure(failure)
         elif nearest:
             reason = reason_for_miss(nearest[0].differences)
         else:
             family = passport.spec.get("family")
             reason = f"Not cached: the store holds no kernel of the family {family!r} at all."
-        return Explanation(key=key, hit=False, reason=reason, nearest=nearest)
+        return Explanation(key=key, hit=False, reason=reason, nearest=nearest, failure=failure)
 
     async def _resolve(self, key: str) -> KernelKey:
         if not re.fullmatch(r"[0-9a-f]{6,64}", key):
@@ -232,9 +250,26 @@ class Catalog:
         return await self._on_index(lambda: self._index.list(filters, page_size, page_token))
 
     def _coming(self) -> Iterator[KernelSummary]:
+        forecasts = self._scheduler.forecasts()
         for key, state, passport in self._scheduler.in_flight():
             if isinstance(passport, Passport):
-                yield self._summary({**summarize_passport(passport), "key": key, "state": state})
+                row = {**summarize_passport(passport), "key": key, "state": state}
+                if (forecast := forecasts.get(key)) is not None:
+                    row |= {"place": forecast.place, "estimate_s": forecast.estimate_s}
+                yield self._summary(row)
+
+    def _failed(self) -> Iterator[KernelSummary]:
+        flying = {key for key, _, _ in self._scheduler.in_flight()}
+        for failure in self._failures.all():
+            if failure.key not in flying:
+                yield self._summary(
+                    {
+                        **summarize_passport(failure.passport),
+                        "state": "failed",
+                        "created_unix": failure.failed_unix,
+                        "error": failure.message,
+                    }
+                )
 
     def _summary(self, row: dict[str, Any]) -> KernelSummary:
         fields: dict[str, Any] = {

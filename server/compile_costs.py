@@ -36,7 +36,11 @@ class CompileCosts:
     """Costs by family; those of families that were compiled longest ago are dropped beyond a bound."""
 
     def __init__(
-        self, file: StateFile[dict[str, FamilyCost]] | None = None, *, first_guess_bytes: int, limit_bytes: int
+        self,
+        file: StateFile[dict[str, FamilyCost]] | None = None,
+        *,
+        first_guess_bytes: int,
+        limit_bytes: int,
     ) -> None:
         """No compile may hold more than ``limit_bytes``, so nothing larger is expected."""
         self._file = file
@@ -46,9 +50,7 @@ class CompileCosts:
         self._families = dict(list(stored.items())[-MAX_FAMILIES:])
 
     @classmethod
-    def in_store(
-        cls, root: Path, staging: Path, *, first_guess_bytes: int, limit_bytes: int
-    ) -> CompileCosts:
+    def in_store(cls, root: Path, staging: Path, *, first_guess_bytes: int, limit_bytes: int) -> CompileCosts:
         """Those learned by the daemons that served this store before."""
         file = StateFile(root / FILE_NAME, staging, dict[str, FamilyCost])
         return cls(file, first_guess_bytes=first_guess_bytes, limit_bytes=limit_bytes)

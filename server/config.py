@@ -42,10 +42,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What the operator decides. It holds no secrets, so it may be logged whole.
 
     ``tcp_address`` is ``host:port`` or empty (off). ``rest_address`` is ``unix:/path``, ``host:port``,
-    ``off``, or empty: ``rest.sock`` beside the socket, with its permissions. TCP has none: on loopback every
-    user of the machine may ask, and beyond loopback (``allow_remote``) everybody. ``device_options`` are
-    further bisheng options, separated by spaces, and part of every key. An empty ``toolkit_home`` or
-    ``soc_name`` means: find out, as does a ``compile_memory_budget_bytes`` of 0. Sizes are bytes; text forms such as ``8GiB`` are accepted.
+    ``off``, or empty: ``rest.sock`` beside the socket, with its permissions. TCP has none: on loopback
+    every user of the machine may ask, and beyond loopback (``allow_remote``) everybody.
+    ``device_options`` are further bisheng options, separated by spaces, and part of every key. An empty
+    ``toolkit_home`` or ``soc_name`` means: find out, as does a ``compile_memory_budget_bytes`` of 0.
+    Sizes are bytes; text forms such as ``8GiB`` are accepted.
     """
 
     socket: str = msgspec.field(default_factory=lambda: str(default_socket()))

@@ -29,11 +29,16 @@ from kaas.compiler.toolkit import Toolkit, find_toolkit
 from kaas.proto.environment import Environment
 from kaas.proto.errors import KaasError
 from kaas.server import listeners
+from kaas.server.admission import SHARE, Admission, MemoryBudget
 from kaas.server.catalog import Catalog
+from kaas.server.compile_costs import CompileCosts
 from kaas.server.config import Config, load_config, parse_address
+from kaas.server.control_group import memory_room
+from kaas.server.failure_kind import RetryPolicy
 from kaas.server.grpc_api import GrpcServer, KernelServicer
 from kaas.server.kernel_request import Kernel
 from kaas.server.listeners import SocketAccess
+from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmJobs
 from kaas.server.rest_api import create_app
 from kaas.server.rest_server import RestServer
@@ -124,12 +129,37 @@ class Daemon:
         # May build the twin, ask a device, and reads every compiler and header once.
         self.environment = await asyncio.to_thread(_environment, config)
         index = KernelIndex(Path(config.store))
-        scheduler: Scheduler[Kernel] = Scheduler(workers=config.workers, queue_limit=config.queue_limit)
-        self._catalog = Catalog(self.environment, self._store, index, scheduler)
-        closing.push_async_callback(self._catalog.close)
         pool = self._pool = CompilerPool(
-            max_jobs=config.zygote_max_jobs, max_rss_bytes=config.zygote_max_rss_bytes
+            max_jobs=config.zygote_max_jobs, max_rss_bytes=config.zygote_max_rss_bytes, attempts=1
         )
+        limits = _compile_limits(config)
+        costs = CompileCosts.in_store(
+            self._store.root,
+            self._store.layout.staging,
+            first_guess_bytes=config.compile_memory_first_guess_bytes,
+            limit_bytes=limits.memory_bytes,
+        )
+        closing.callback(costs.close)
+        failures = NegativeResults.in_store(
+            self._store.root,
+            self._store.layout.staging,
+            lifetime_s=config.failure_lifetime_s,
+            transient_lifetime_s=config.transient_failure_lifetime_s,
+        )
+        closing.callback(failures.close)
+        scheduler: Scheduler[Kernel] = Scheduler(
+            workers=config.workers,
+            queue_limit=config.queue_limit,
+            admission=Admission(
+                slots=config.workers,
+                costs=costs,
+                budget=MemoryBudget(config.compile_memory_budget_bytes, held=pool.held_bytes),
+                limit_bytes=limits.memory_bytes,
+            ),
+            retries=RetryPolicy(attempts=config.compile_attempts, first_delay_s=config.compile_retry_delay_s),
+        )
+        self._catalog = Catalog(self.environment, self._store, index, scheduler, failures)
+        closing.push_async_callback(self._catalog.close)
         closing.push_async_callback(pool.close)
         service = KernelService(
             environment=self.environment,
@@ -137,12 +167,12 @@ class Daemon:
             catalog=self._catalog,
             pool=pool,
             scheduler=scheduler,
-            limits=CompileLimits(
-                wall_s=config.compile_wall_limit_s, memory_bytes=config.compile_memory_limit_bytes
-            ),
+            limits=limits,
+            failures=failures,
+            costs=costs,
         )
         jobs = PrewarmJobs(service.warm, width=2 * config.workers)
-        await self._listen(service, jobs)
+        await self._listen(service, jobs, failures)
         closing.push_async_callback(scheduler.stop, config.shutdown_grace_s)
         closing.push_async_callback(jobs.stop)
         closing.push_async_callback(self._grpc.begin_stop)
@@ -172,16 +202,16 @@ class Daemon:
             "store_usable": await asyncio.to_thread(_is_writable, self._store),
         }
 
-    async def _listen(self, service: KernelService, jobs: PrewarmJobs) -> None:
+    async def _listen(self, service: KernelService, jobs: PrewarmJobs, failures: NegativeResults) -> None:
         config = self._config
-        self._grpc = GrpcServer(KernelServicer(service, self._catalog, jobs))
+        self._grpc = GrpcServer(KernelServicer(service, self._catalog, jobs, failures))
         self._grpc.bind_unix(Path(config.socket), self._access)
         self._closing.push_async_callback(self._grpc.stop, 1.0)
         if (tcp := parse_address(config.tcp_address)) is not None:
             self._grpc.bind_tcp(tcp.host, tcp.port)
         self._rest: RestServer | None = None
         if (rest := parse_address(config.rest_address)) is not None:
-            app = create_app(service, self._catalog, jobs, self.readiness, version("ascend-kaas"))
+            app = create_app(service, self._catalog, jobs, failures, self.readiness, version("ascend-kaas"))
             self._rest = RestServer(app, rest, self._access, allow_remote=config.allow_remote)
             self._closing.push_async_callback(self._rest.stop)
             self._rest.start()
@@ -223,6 +253,14 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READINESS_PERIOD_S):
                     await self._pool.warmth_changed.wait()
+
+
+def _compile_limits(config: Config) -> CompileLimits:
+    """As configured, but less than this node's memory: our own limit ends a compile, not the kernel's."""
+    most = int(SHARE * memory_room().total_bytes)
+    return CompileLimits(
+        wall_s=config.compile_wall_limit_s, memory_bytes=min(config.compile_memory_limit_bytes, most)
+    )
 
 
 def _is_writable(store: Store) -> bool:

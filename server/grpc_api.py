@@ -15,13 +15,15 @@ from kaas.kernel_library.family import Family
 from kaas.kernel_library.kernel_pages import page_text
 from kaas.kernel_library.registry import families, family_named, json_schema
 from kaas.proto.canonical import canonical_json
-from kaas.proto.errors import InvalidConfig
+from kaas.proto.errors import InvalidConfig, InvalidRequest
 from kaas.proto.v1 import kernel_service_pb2 as pb
 from kaas.proto.v1 import kernel_service_pb2_grpc as pb_grpc
 from kaas.server import listeners
 from kaas.server.catalog import Catalog, KernelFilter, KernelSummary
 from kaas.server.kernel_request import KernelRequest
 from kaas.server.listeners import SocketAccess
+from kaas.server.negative_results import Failure, NegativeResults
+from kaas.server.paging import page_of
 from kaas.server.prewarm import PrewarmEntry, PrewarmEvent, PrewarmJobs
 from kaas.server.scheduler import Priority
 from kaas.server.service import KernelService
@@ -37,6 +39,15 @@ READINESS_NAME = "kaas.ready"
 
 _OUTCOMES = {"hit": pb.OUTCOME_HIT, "compiled": pb.OUTCOME_COMPILED, "joined": pb.OUTCOME_JOINED}
 
+_PRIORITIES = {
+    pb.PRIORITY_RANK: Priority.RANK,
+    pb.PRIORITY_USER: Priority.USER,
+    pb.PRIORITY_PREWARM: Priority.PREWARM,
+}
+
+ANSWER_MARGIN_S = 0.2
+"""Before a call's deadline: time for the answer that says how far the kernel is to reach the client."""
+
 Context = grpc.aio.ServicerContext[Any, Any]
 Reply = TypeVar("Reply")
 
@@ -44,10 +55,13 @@ Reply = TypeVar("Reply")
 class KernelServicer(pb_grpc.KernelServiceServicer):
     """Translates messages to calls and errors to statuses; decides nothing."""
 
-    def __init__(self, service: KernelService, catalog: Catalog, jobs: PrewarmJobs) -> None:
+    def __init__(
+        self, service: KernelService, catalog: Catalog, jobs: PrewarmJobs, failures: NegativeResults
+    ) -> None:
         self._service = service
         self._catalog = catalog
         self._jobs = jobs
+        self._failures = failures
 
     async def GetKernel(self, request: pb.GetKernelRequest, context: Context) -> pb.GetKernelResponse:
         """Find or compile one kernel within the call's deadline."""
@@ -57,12 +71,10 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 KernelRequest(
                     spec=request.spec_json,
                     soc_name=request.soc_name,
-                    priority=(
-                        Priority.PREWARM if request.priority == pb.PRIORITY_PREWARM else Priority.FOREGROUND
-                    ),
+                    priority=_PRIORITIES.get(request.priority, Priority.USER),
                     strict=request.strict,
                     inline=request.inline_artifact,
-                    timeout_s=context.time_remaining(),
+                    timeout_s=_time_left(context),
                     client=_client(request.client),
                 )
             )
@@ -146,6 +158,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                     )
                     for near in explanation.nearest
                 ],
+                failure=self._failure(explanation.failure) if explanation.failure else None,
             )
 
         return await _guarded(answer, context)
@@ -165,6 +178,50 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 yield _prewarm_event(event)
         finally:
             self._jobs.cancel(job_id)
+
+    async def ListFailures(
+        self, request: pb.ListFailuresRequest, context: Context
+    ) -> pb.ListFailuresResponse:
+        """One page of remembered failures, newest first."""
+
+        async def answer() -> pb.ListFailuresResponse:
+            found = [one for one in self._failures.all() if request.family in ("", one.family)]
+            page, token, total = page_of(found, request.page_size or 100, request.page_token)
+            return pb.ListFailuresResponse(
+                failures=map(self._failure, page), next_page_token=token, total=total
+            )
+
+        return await _guarded(answer, context)
+
+    async def ClearFailures(
+        self, request: pb.ClearFailuresRequest, context: Context
+    ) -> pb.ClearFailuresResponse:
+        """Forget one remembered failure, or all."""
+
+        async def answer() -> pb.ClearFailuresResponse:
+            if request.all == bool(request.key):
+                raise InvalidRequest("what to clear is not clear", field="key", legal="a key, or all")
+            keys = self._failures.clear_all() if request.all else self._failures.clear(request.key)
+            return pb.ClearFailuresResponse(keys=keys)
+
+        return await _guarded(answer, context)
+
+    def _failure(self, failure: Failure) -> pb.Failure:
+        passport = failure.passport
+        return pb.Failure(
+            key=failure.key,
+            family=failure.family,
+            spec_json=canonical_json(passport.spec).decode(),
+            soc_name=passport.target.soc_name,
+            cann_version=passport.toolchain.cann_version,
+            toolchain_kind=passport.toolchain.kind,
+            kind=failure.kind,
+            attempts=failure.attempts,
+            failed_unix=failure.failed_unix,
+            expires_unix=failure.expires_unix,
+            answered=self._failures.answered(failure.key),
+            error_json=_json(failure.error),
+        )
 
     async def GetEnvironment(
         self, request: pb.GetEnvironmentRequest, context: Context
@@ -196,6 +253,11 @@ async def _guarded(answer: Callable[[], Awaitable[Reply]], context: Context) -> 
             error.message[:500].encode("ascii", "backslashreplace").decode(),
             trailing_metadata=((ERROR_METADATA_KEY, bounded_record_json(error)),),
         )
+
+
+def _time_left(context: Context) -> float | None:
+    left: float | None = context.time_remaining()
+    return None if left is None else left - min(ANSWER_MARGIN_S, 0.1 * left)
 
 
 def _client(identity: pb.ClientIdentity) -> str:

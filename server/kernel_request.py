@@ -22,7 +22,7 @@ class KernelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: bytes | Mapping[str, Any]
     soc_name: str = ""
-    priority: Priority = Priority.FOREGROUND
+    priority: Priority = Priority.USER
     strict: bool = False
     inline: bool = False
     timeout_s: float | None = None

@@ -107,7 +107,7 @@ class NegativeResults:
         return cls(file, lifetime_s=lifetime_s, transient_lifetime_s=transient_lifetime_s)
 
     def remember(self, passport: Passport, error: KaasError, attempts: int) -> Failure | None:
-        """Keep a compile's last failure; ``None`` when it says nothing about the kernel or has no lifetime."""
+        """Keep a compile's last failure; ``None`` when it says nothing of the kernel or has no lifetime."""
         kind = failure_kind(error)
         lifetime_s = self._lifetimes[kind] if kind else 0.0
         if kind is None or lifetime_s <= 0:
@@ -160,27 +160,29 @@ class NegativeResults:
             self._forget(dead)
         return list(reversed(self._failures.values()))
 
-    def clear(self, key: str) -> list[str]:
-        """Forget one failure by key or unambiguous prefix; returns its whole key.
-
-        Raises :class:`InvalidRequest` or :class:`KernelNotFound`.
-        """
+    def find(self, key: str) -> Failure:
+        """One failure by key or unambiguous prefix. Raises :class:`InvalidRequest` or KernelNotFound."""
         if not re.fullmatch(r"[0-9a-f]{6,64}", key):
             raise InvalidRequest(
                 f"{key[:80]!r} is no kernel key", field="key", legal="6 to 64 digits 0-9 a-f, or all"
             )
-        keys = [failure.key for failure in self.all() if failure.key.startswith(key)]
-        if not keys:
+        found = [failure for failure in self.all() if failure.key.startswith(key)]
+        if not found:
             raise KernelNotFound(f"no failure is remembered for {key}", hint="see: kaas failures", key=key)
-        if len(keys) > 1:
+        if len(found) > 1:
             raise InvalidRequest(
                 f"more than one remembered failure's key begins with {key}",
                 field="key",
                 legal="more digits",
-                near=keys[:5],
+                near=[failure.key for failure in found[:5]],
             )
-        self._forget(keys)
-        return keys
+        return found[0]
+
+    def clear(self, key: str) -> list[str]:
+        """Forget one failure by key or unambiguous prefix; returns its key. Raises like :meth:`find`."""
+        failure = self.find(key)
+        self._forget([failure.key])
+        return [failure.key]
 
     def clear_all(self) -> list[str]:
         """Forget every failure; returns their keys."""

@@ -10,7 +10,8 @@ from fastapi import FastAPI, Response
 import kaas.server.rest_models as bodies
 from kaas.kernel_library.kernel_pages import page_text
 from kaas.kernel_library.registry import families, family_named, json_schema
-from kaas.server.rest_parameters import FamilyName, PageSize, PageToken, page_of
+from kaas.server.paging import page_of
+from kaas.server.rest_parameters import FamilyName, PageSize, PageToken
 from kaas.server.service import KernelService
 
 Readiness = Callable[[], Awaitable[dict[str, bool]]]

@@ -38,7 +38,7 @@ OnFailure = Callable[[KaasError, int], None]
 
 
 class Priority(enum.IntEnum):
-    """Lower runs first: a rank holds up its whole training job, a user only themselves, pre-warming nobody."""
+    """Lower runs first: a rank holds up its whole job, a user only themselves, pre-warming nobody."""
 
     RANK = 0
     USER = 1
@@ -284,9 +284,7 @@ class Scheduler(Generic[T]):
     def _make_room(self, priority: Priority) -> None:
         """Displace the youngest of the least urgent queued flights, or refuse the newcomer."""
         victims = [
-            flight
-            for flight in self._flights.values()
-            if flight.task is None and flight.priority > priority
+            flight for flight in self._flights.values() if flight.task is None and flight.priority > priority
         ]
         full = Overloaded(
             f"the queue is full: {self.queued} kernels are waiting for a compile worker",

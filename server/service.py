@@ -22,6 +22,7 @@ from kaas.kernel_library.registry import parse_spec
 from kaas.kernel_library.targets import target_named
 from kaas.proto.environment import Environment
 from kaas.proto.errors import (
+    CompileOutOfMemory,
     KaasError,
     PermissionDenied,
     StoreFull,
@@ -30,7 +31,9 @@ from kaas.proto.errors import (
 )
 from kaas.proto.passport import KernelKey
 from kaas.server.catalog import Catalog, summarize_passport
+from kaas.server.compile_costs import CompileCosts
 from kaas.server.kernel_request import Delivery, Kernel, KernelRequest, Outcome, Question
+from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmEntry
 from kaas.server.scheduler import Priority, Scheduler
 from kaas.server.telemetry import facts
@@ -50,6 +53,8 @@ class KernelService:
         pool: CompilerPool,
         scheduler: Scheduler[Kernel],
         limits: CompileLimits,
+        failures: NegativeResults,
+        costs: CompileCosts,
     ) -> None:
         self.environment = environment
         self._store = store
@@ -57,6 +62,8 @@ class KernelService:
         self._pool = pool
         self._scheduler = scheduler
         self._limits = limits
+        self._failures = failures
+        self._costs = costs
 
     def question(self, spec: bytes | Mapping[str, Any], soc_name: str = "") -> Question:
         """Check spec and target and compute the key. Raises :class:`InvalidSpec` or UnsupportedTarget."""
@@ -120,16 +127,28 @@ class KernelService:
                 key=question.key,
                 spec=question.spec.to_record(),
             )
+        self._failures.answer(question.key)
         landing = await self._scheduler.run(
             question.key,
             functools.partial(self._build, question),
             priority=request.priority,
             timeout_s=request.timeout_s,
+            family=question.spec.family,
             subject=question.passport,
+            on_failure=functools.partial(self._remember, question),
         )
         if landing.joined:
             return landing.value, "joined"
         return landing.value, "compiled" if landing.value.was_compiled else "hit"
+
+    def _remember(self, question: Question, error: KaasError, attempts: int) -> None:
+        failure = self._failures.remember(question.passport, error, attempts)
+        kind = failure.kind if failure else "passing"
+        log.warning(
+            "compile failed: %s",
+            error.message,
+            extra=facts(key=question.key[:12], attempts=attempts, kind=kind),
+        )
 
     async def _load(self, key: KernelKey) -> Kernel | None:
         """The stored kernel, verified; a damaged or unreadable one is a miss."""
@@ -203,7 +222,15 @@ class KernelService:
             generator=question.passport.generator,
         )
         log.info("compiler start", extra=facts(key=question.key[:12]))
-        return await self._pool.compile(job)
+        family = question.spec.family
+        try:
+            output = await self._pool.compile(job)
+        except CompileOutOfMemory:
+            self._costs.learn_shortage(family)
+            raise
+        self._failures.forget(question.key)
+        self._costs.learn(family, peak_bytes=output.peak_rss_bytes, seconds=output.compile_seconds)
+        return output
 
     async def _publish(self, key: KernelKey, encoded: bytes) -> Path | None:
         """Into the store; one that cannot take it costs the cache entry, not the answer."""

@@ -23,7 +23,9 @@ from kaas.proto.launch import LaunchMetadata
 from kaas.proto.passport import SCHEMA_VERSION
 from kaas.proto.toolchain import Toolchain
 from kaas.server.catalog import Catalog, KernelFilter
+from kaas.server.compile_costs import CompileCosts
 from kaas.server.kernel_request import Kernel, KernelRequest
+from kaas.server.negative_results import NegativeResults
 from kaas.server.scheduler import Scheduler
 from kaas.server.service import KernelService
 
@@ -90,7 +92,9 @@ class Node:
         publish_environment(root, env)  # as the daemon does before it serves
         self.pool = StagedPool()
         scheduler: Scheduler[Kernel] = Scheduler(workers=2, queue_limit=10)
-        self.catalog = Catalog(env, self.store, KernelIndex(root), scheduler)
+        self.failures = NegativeResults(lifetime_s=3600, transient_lifetime_s=30)
+        self.costs = CompileCosts(first_guess_bytes=1 << 30, limit_bytes=8 << 30)
+        self.catalog = Catalog(env, self.store, KernelIndex(root), scheduler, self.failures)
         self.service = KernelService(
             environment=env,
             store=self.store,
@@ -98,6 +102,8 @@ class Node:
             pool=self.pool,  # type: ignore[arg-type]
             scheduler=scheduler,
             limits=CompileLimits(wall_s=1.0, memory_bytes=1 << 30),
+            failures=self.failures,
+            costs=self.costs,
         )
 
     async def close(self) -> None:
