@@ -91,6 +91,10 @@ def get(
     tile: Tile = "",
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for a compile.")] = 600.0,
     strict: Annotated[bool, typer.Option("--strict", help="Fail instead of compiling.")] = False,
+    priority: Annotated[
+        str | None,
+        typer.Option(help="Who waits: rank, user or prewarm.", show_default="rank under a launcher"),
+    ] = None,
     socket: Socket = None,
     store: Store = None,
     json: Json = False,
@@ -100,7 +104,9 @@ def get(
     A composite's spec gets each of its kernels.
     """
     client = KernelClient(store or default_store(), socket or default_socket())
-    found = [_facts_of_get(client, (part, soc), timeout, strict) for part in specs_from_words(spec, tile)]
+    found = [
+        _facts_of_get(client, (part, soc), timeout, strict, priority) for part in specs_from_words(spec, tile)
+    ]
     if json:
         print_json(found[0] if len(found) == 1 else found)
         return
@@ -110,11 +116,17 @@ def get(
         print_fields((name.replace("_", " "), str(value)) for name, value in facts.items())
 
 
-def _facts_of_get(client: KernelClient, question: Question, timeout: float, strict: bool) -> dict[str, Any]:
+def _facts_of_get(
+    client: KernelClient, question: Question, timeout: float, strict: bool, priority: str | None
+) -> dict[str, Any]:
     """Get one kernel; what there is to say of it."""
+    from kaas.client.waiting_line import shown_waiting
+
     began = time.perf_counter()
     handle = client.find(question, strict)
-    handle = handle or client.fetch(question, timeout, strict)
+    if handle is None:
+        with shown_waiting(client, question):
+            handle = client.fetch(question, timeout, strict, priority)
     taken_ms = 1000 * (time.perf_counter() - began)
     path = client.artifact_path(handle.key)
     target, toolchain = handle.passport.target, handle.passport.toolchain
@@ -189,6 +201,39 @@ def explain(spec: Spec, soc: Soc = None, tile: Tile = "", socket: Socket = None,
         print_json(answer)
     else:
         print(explanation_text(answer))
+
+
+@app.command()
+@guarded
+def failures(
+    clear: Annotated[
+        str, typer.Option("--clear", metavar="KEY", help="Forget one, so that it is tried again.")
+    ] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Forget all.")] = False,
+    family: Annotated[str, typer.Option(help="Only this family.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 1000,
+    socket: Socket = None,
+    json: Json = False,
+) -> None:
+    """List compiles that failed and are remembered, newest first; or forget them."""
+    from kaas.client.failure_listing import failure_lines, list_failures
+
+    link = _link(socket)
+    if clear or everything:
+        keys = link.clear_failures(clear, everything=everything)
+        if json:
+            print_json(keys)
+        else:
+            print(f"{len(keys)} forgotten" + "".join(f"\n{key}" for key in keys))
+        return
+    found, total = list_failures(link, limit, family)
+    if json:
+        print_json(found)
+        return
+    for line in failure_lines(found):
+        print(line)
+    if total > len(found):
+        print(f"{len(found)} of {total}; --limit shows more")
 
 
 @app.command()

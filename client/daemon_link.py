@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kaas.client.notices import warn
+from kaas.client.priority import chosen_priority
+from kaas.client.progress_text import progress_text
 from kaas.client.socket_probe import PATIENCE_S, require_daemon
 from kaas.proto.errors import (
     DaemonUnavailable,
@@ -149,13 +151,16 @@ class DaemonLink:
         soc_name: str | None = None,
         strict: bool = False,
         inline_artifact: bool = False,
+        priority: str | None = None,
         timeout: float | None = None,
     ) -> pb.GetKernelResponse:
         """Find or compile one kernel; ``timeout`` is seconds for all tries together.
 
         The request is idempotent, so a daemon that dies or is restarted meanwhile is asked again until the
-        deadline, and an overloaded one with growing pauses. Raises :class:`DeadlineExceeded`.
+        deadline, and an overloaded one with growing pauses. Raises :class:`DeadlineExceeded`, whose details
+        say how far the kernel was (``state``, ``place``, ``estimate_s``) if the daemon could tell.
         """
+        urgency = chosen_priority(priority)
         # First, so that without a daemon grpc is not even imported.
         require_daemon(self.socket, PATIENCE_S if timeout is None else min(PATIENCE_S, max(0.0, timeout)))
         from kaas.proto.v1 import kernel_service_pb2 as pb
@@ -163,7 +168,7 @@ class DaemonLink:
         request = pb.GetKernelRequest(
             spec_json=spec_json,
             soc_name=soc_name or "",
-            priority=pb.PRIORITY_RANK,
+            priority=f"PRIORITY_{urgency.upper()}",
             strict=strict,
             inline_artifact=inline_artifact,
             client=_identity(),
@@ -181,7 +186,7 @@ class DaemonLink:
                 )
                 return reply
             except DeadlineExceeded as error:
-                raise self._too_late(timeout, last) from error
+                raise self._too_late(timeout, error if error.details else last) from error
             except (DaemonUnavailable, ShuttingDown, Overloaded) as error:
                 if type(error) is not type(last):
                     warn("%s; asking again until the deadline", error.message)
@@ -191,13 +196,18 @@ class DaemonLink:
             pause = min(2 * pause, _RETRY_LONGEST_S)
 
     def _too_late(self, timeout: float | None, last: KaasError | None) -> DeadlineExceeded:
-        because = f"; before that: {last.message}" if last else ""
+        how_far = last.details if isinstance(last, DeadlineExceeded) else {}
+        if "state" in how_far:
+            place, estimate_s = int(how_far.get("place", 0)), float(how_far.get("estimate_s", 0.0))
+            because = f"; it is {progress_text(str(how_far['state']), place, estimate_s)}"
+        else:
+            because = f"; before that: {last.message}" if last else ""
         return DeadlineExceeded(
             f"no kernel within {timeout:.3g} s{because}"
             if timeout is not None
             else f"no kernel in time{because}",
             hint="ask again with a longer timeout; a compile under way goes on",
-            timeout_s=timeout,
+            **{**how_far, "timeout_s": timeout},
         )
 
     def list_kernels(self, *, timeout: float = 30, **filters: Any) -> pb.ListKernelsResponse:
@@ -227,6 +237,22 @@ class DaemonLink:
         request = pb.ExplainRequest(spec_json=spec_json, soc_name=soc_name or "")
         reply: pb.ExplainResponse = self._ask(lambda stub: stub.Explain(request, timeout=timeout))
         return reply
+
+    def list_failures(self, *, timeout: float = 30, **filters: Any) -> pb.ListFailuresResponse:
+        """One page of remembered failures; ``filters`` are the fields of ListFailuresRequest."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ListFailuresRequest(**filters)
+        reply: pb.ListFailuresResponse = self._ask(lambda stub: stub.ListFailures(request, timeout=timeout))
+        return reply
+
+    def clear_failures(self, key: str = "", *, everything: bool = False, timeout: float = 30) -> list[str]:
+        """Forget one remembered failure, by key or unambiguous prefix, or all; returns their keys."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ClearFailuresRequest(key=key, all=everything)
+        reply = self._ask(lambda stub: stub.ClearFailures(request, timeout=timeout))
+        return list(reply.keys)
 
     def prewarm(self, entries: Sequence[tuple[bytes, str]], label: str = "") -> Iterator[pb.PrewarmEvent]:
         """Compile ``(spec JSON, SoC name)`` entries behind foreground work; yields progress to the end.

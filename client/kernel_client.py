@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kaas.client.handle import KernelHandle, Origin
 from kaas.client.notices import warn
+from kaas.client.priority import chosen_priority
 from kaas.client.store_reader import StoreReader
 from kaas.proto.errors import (
     ArtifactDamaged,
@@ -84,6 +85,11 @@ class KernelClient:
 
         return open_device(self.environment())
 
+    def key(self, question: Question) -> KernelKey:
+        """The key of a kernel on this node. Raises :class:`UnknownFamily` or :class:`UnsupportedTarget`."""
+        spec, soc_name = question
+        return self._store.key(self.environment(), spec, soc_name)
+
     def artifact_path(self, key: KernelKey) -> Path:
         """Where the store keeps a kernel, there or not."""
         return self._store.artifact_path(key)
@@ -118,13 +124,16 @@ class KernelClient:
         # A second thread may have been first; everybody gets that one's handle.
         return self.memo.setdefault(question, KernelHandle(artifact, self.device, origin))
 
-    def fetch(self, question: Question, timeout: float | None, strict: bool) -> KernelHandle:
+    def fetch(
+        self, question: Question, timeout: float | None, strict: bool, priority: str | None = None
+    ) -> KernelHandle:
         """The kernel from the daemon, compiled if need be; threads with one question share one request.
 
         Raises what the daemon raised, :class:`DaemonUnavailable`, or :class:`DeadlineExceeded` after
         ``timeout`` seconds.
         """
         timeout = _checked_timeout(timeout)
+        priority = chosen_priority(priority)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else deadline - time.monotonic()
@@ -137,7 +146,7 @@ class KernelClient:
                 if flight is None:
                     flight = self._flights[question] = _Flight()
             if leading:
-                return self._lead(flight, question, left, strict)
+                return self._lead(flight, question, left, strict, priority)
             if not flight.done.wait(left):
                 raise DeadlineExceeded(f"no kernel within {timeout:.3g} s", timeout_s=timeout)
             if flight.handle is not None:
@@ -148,9 +157,11 @@ class KernelClient:
             ):
                 raise error_from_record(flight.error.to_record()) from None
 
-    def _lead(self, flight: _Flight, question: Question, timeout: float | None, strict: bool) -> KernelHandle:
+    def _lead(
+        self, flight: _Flight, question: Question, timeout: float | None, strict: bool, priority: str
+    ) -> KernelHandle:
         try:
-            flight.handle = self._keep(question, *self._request(question, timeout, strict))
+            flight.handle = self._keep(question, *self._request(question, timeout, strict, priority))
             return flight.handle
         except BaseException as error:
             flight.error = error
@@ -160,14 +171,18 @@ class KernelClient:
                 self._flights.pop(question, None)
             flight.done.set()
 
-    def _request(self, question: Question, timeout: float | None, strict: bool) -> tuple[Artifact, Origin]:
+    def _request(
+        self, question: Question, timeout: float | None, strict: bool, priority: str
+    ) -> tuple[Artifact, Origin]:
         """Ask for a path first; ask for the bytes when the file cannot be read from here."""
         from kaas.cache.artifact import Artifact, open_artifact
 
         spec, soc_name = question
         deadline = None if timeout is None else time.monotonic() + timeout
         link, canonical = self.link(), spec.canonical()
-        reply = link.get_kernel(canonical, soc_name=soc_name, strict=strict, timeout=timeout)
+        reply = link.get_kernel(
+            canonical, soc_name=soc_name, strict=strict, priority=priority, timeout=timeout
+        )
         outcome = reply.outcome
         if not reply.artifact and reply.artifact_path:
             try:
@@ -177,7 +192,12 @@ class KernelClient:
         if not reply.artifact:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             reply = link.get_kernel(
-                canonical, soc_name=soc_name, strict=strict, inline_artifact=True, timeout=left
+                canonical,
+                soc_name=soc_name,
+                strict=strict,
+                inline_artifact=True,
+                priority=priority,
+                timeout=left,
             )
         artifact = Artifact(reply.artifact, expected_key=reply.key, origin="the daemon's reply")
         return artifact, _ORIGINS.get(outcome, "hit")
