@@ -67,7 +67,7 @@ class Eviction:
         """The store is above a limit, and everything in it is leased, pinned or was just used."""
 
     def is_due(self) -> bool:
-        """Whether there is something to do: a limit is exceeded, or idle kernels were not looked for lately."""
+        """Whether there is something to do: a limit is exceeded, or idle kernels are to be looked for."""
         idle_is_due = self._must_check_idle or (
             self._limits.max_idle_s and self._clock() - self._idle_checked >= IDLE_CHECK_S
         )

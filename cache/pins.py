@@ -35,7 +35,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Pins:
-    """The pins of one store. A kernel may be pinned before it exists. Methods may be called from any thread."""
+    """The pins of one store; a kernel may be pinned before it exists. Callable from any thread."""
 
     def __init__(self, layout: StoreLayout, clock: Callable[[], float] = time.time) -> None:
         self._layout = layout

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Store:
         self._ownership = ownership
         self._settle = threading.Lock()  # held while deciding what lies at a key's path
         self._footprint = Footprint()
+        self.on_quarantine: Callable[[QuarantineRecord], None] | None = None
+        """Hears of every artifact that is taken out of service, in whichever thread does it."""
 
     @classmethod
     def open(cls, root: str | Path, limits: StoreLimits | None = None) -> Store:
@@ -214,6 +216,8 @@ class Store:
         record = put_away(self.layout, key, path, reason, details)
         if size and not os.path.lexists(path):
             self._footprint.add(key[:2], -size, -1)
+        if record is not None and self.on_quarantine is not None:
+            self.on_quarantine(record)
         return record
 
     def _require_room(self, size_bytes: int) -> None:

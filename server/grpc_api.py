@@ -76,6 +76,9 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                     inline=request.inline_artifact,
                     timeout_s=_time_left(context),
                     client=_client(request.client),
+                    pid=request.client.pid,
+                    job=request.client.job[:64],
+                    rank=request.client.rank[:16],
                 )
             )
             return pb.GetKernelResponse(
@@ -128,7 +131,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 choices_json=canonical_json(kernel.choices).decode(),
                 source=kernel.source,
                 log=kernel.log,
-                artifact_path=str(kernel.path),
+                artifact_path=str(kernel.path or ""),
             )
 
         return await _guarded(answer, context)

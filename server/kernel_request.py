@@ -18,7 +18,7 @@ Outcome = Literal["hit", "compiled", "joined"]
 
 
 class KernelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks; ``spec`` is JSON text or a plain mapping."""
+    """What a client asks; ``spec`` is JSON text or a plain mapping. Who it is, it says itself."""
 
     spec: bytes | Mapping[str, Any]
     soc_name: str = ""
@@ -27,6 +27,9 @@ class KernelRequest(msgspec.Struct, frozen=True, kw_only=True):
     inline: bool = False
     timeout_s: float | None = None
     client: str = ""
+    pid: int = 0
+    job: str = ""
+    rank: str = ""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +53,13 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished kernel as the scheduler hands it to every waiter; ``encoded`` only when not stored."""
+    """A finished kernel as the scheduler hands it to every waiter; ``encoded`` only when not stored.
+
+    ``why_absent`` says why it had to be compiled.
+    """
 
     path: Path | None
     encoded: bytes | None
     compile_seconds: float
     was_compiled: bool
+    why_absent: str = ""

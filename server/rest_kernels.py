@@ -59,7 +59,7 @@ def add_kernel_routes(app: FastAPI, service: KernelService, catalog: Catalog) ->
             passport=msgspec.to_builtins(kernel.passport),
             launch=msgspec.to_builtins(kernel.launch),
             choices=kernel.choices,
-            artifact_path=str(kernel.path),
+            artifact_path=str(kernel.path or ""),
         )
 
     @app.get(

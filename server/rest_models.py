@@ -111,6 +111,8 @@ class KernelSummaryBody(BaseModel):
     place: int = Field(0, description="in the queue, from 1; 0: it is not queued")
     estimate_s: float = Field(0.0, description="seconds until a coming kernel is ready, roughly")
     error: str = Field("", description="what went wrong, when its compile failed")
+    leases: int = 0
+    pinned: bool = False
 
 
 class KernelPageBody(BaseModel):

@@ -15,6 +15,7 @@ from typing import Any
 
 from kaas.cache.artifact import Artifact, encode_artifact
 from kaas.cache.environment_file import publish_environment, read_environment
+from kaas.cache.memory_tier import MemoryKernel
 from kaas.cache.store import Store
 from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
 from kaas.compiler.pool import CompilerPool
@@ -64,6 +65,7 @@ class KernelService:
         self._limits = limits
         self._failures = failures
         self._costs = costs
+        self._holdings = catalog.holdings
 
     def question(self, spec: bytes | Mapping[str, Any], soc_name: str = "") -> Question:
         """Check spec and target and compute the key. Raises :class:`InvalidSpec` or UnsupportedTarget."""
@@ -79,12 +81,12 @@ class KernelService:
     async def get_kernel(self, request: KernelRequest) -> Delivery:
         """Find the kernel in the store, or compile it (with everybody else who asks for it)."""
         started = time.monotonic()
-        family, key, outcome = "", "", "refused"
+        family, key, outcome, why = "", "", "refused", ""
         try:
             question = self.question(request.spec, request.soc_name)
             family, key = question.spec.family, question.key
             kernel, found = await self._find_or_compile(question, request)
-            outcome = found
+            outcome, why = found, kernel.why_absent
             return Delivery(
                 key=question.key,
                 outcome=found,
@@ -95,18 +97,32 @@ class KernelService:
             )
         except BaseException as error:
             outcome = error.code if isinstance(error, KaasError) else type(error).__name__
+            why = error.message if isinstance(error, KaasError) else ""
             raise
         finally:
+            taken_ms = round(1000 * (time.monotonic() - started), 1)
             log.info(
                 "kernel",
                 extra=facts(
                     key=key[:12],
                     family=family,
                     outcome=outcome,
-                    ms=round(1000 * (time.monotonic() - started), 1),
+                    ms=taken_ms,
                     priority=request.priority.name.lower(),
                     client=request.client,
                 ),
+            )
+            self._holdings.audit.note(
+                "request",
+                key=key,
+                family=family,
+                outcome=outcome,
+                why=why,
+                ms=taken_ms,
+                priority=request.priority.name.lower(),
+                pid=request.pid or None,
+                job=request.job,
+                rank=request.rank,
             )
 
     async def warm(self, entry: PrewarmEntry) -> tuple[str, Outcome]:
@@ -116,7 +132,7 @@ class KernelService:
         return delivery.key, delivery.outcome
 
     async def _find_or_compile(self, question: Question, request: KernelRequest) -> tuple[Kernel, Outcome]:
-        stored = await self._load(question.key)
+        stored = await self._load(question.key) or self._recall(question.key)
         if stored is not None:
             return stored, "hit"
         if request.strict:
@@ -168,6 +184,14 @@ class KernelService:
                 was_compiled=False,
             )
 
+    def _recall(self, key: KernelKey) -> Kernel | None:
+        """A kernel that waits in memory because the store cannot take it."""
+        kept = self._holdings.memory.get(key)
+        if kept is None:
+            return None
+        seconds = kept.row["compile_seconds"]
+        return Kernel(path=None, encoded=kept.encoded, compile_seconds=seconds, was_compiled=False)
+
     def _look_up(self, key: KernelKey) -> Artifact | None:
         artifact = self._store.load(key)
         root = self._store.root
@@ -179,9 +203,10 @@ class KernelService:
 
     async def _build(self, question: Question) -> Kernel:
         # The kernel may have landed between the caller's look into the store and this flight.
-        stored = await self._load(question.key)
+        stored = await self._load(question.key) or self._recall(question.key)
         if stored is not None:
             return stored
+        why_absent = await self._catalog.why_absent(question.passport)
         output = await self._compile(question)
         created_unix = time.time()
         encoded = encode_artifact(
@@ -194,21 +219,19 @@ class KernelService:
             created_unix=created_unix,
             compile_seconds=output.compile_seconds,
         )
-        path = await self._publish(question.key, encoded)
-        if path is not None:
-            self._catalog.added(
-                {
-                    **summarize_passport(question.passport),
-                    "size_bytes": len(encoded),
-                    "created_unix": created_unix,
-                    "compile_seconds": output.compile_seconds,
-                }
-            )
+        row = {
+            **summarize_passport(question.passport),
+            "size_bytes": len(encoded),
+            "created_unix": created_unix,
+            "compile_seconds": output.compile_seconds,
+        }
+        path = await self._publish(question.key, encoded, row)
         return Kernel(
             path=path,
             encoded=encoded if path is None else None,
             compile_seconds=output.compile_seconds,
             was_compiled=True,
+            why_absent=why_absent,
         )
 
     async def _compile(self, question: Question) -> CompileOutput:
@@ -232,13 +255,19 @@ class KernelService:
         self._costs.learn(family, peak_bytes=output.peak_rss_bytes, seconds=output.compile_seconds)
         return output
 
-    async def _publish(self, key: KernelKey, encoded: bytes) -> Path | None:
-        """Into the store; one that cannot take it costs the cache entry, not the answer."""
+    async def _publish(self, key: KernelKey, encoded: bytes, row: dict[str, Any]) -> Path | None:
+        """Into the store, or into memory when that cannot take it: the answer is the same."""
         try:
-            return await asyncio.to_thread(self._store.publish, key, encoded)
+            path = await asyncio.to_thread(self._store.publish, key, encoded)
         except (StoreFull, StoreUnavailable) as refusal:
             log.warning("kernel is served but not stored: %s", refusal, extra=facts(key=key[:12]))
+            self._holdings.memory.put(MemoryKernel(key=key, encoded=encoded, row=row))
             return None
+        else:
+            self._catalog.added(row)
+            return path
+        finally:
+            self._holdings.news.set()
 
     async def _bytes(self, kernel: Kernel, inline: bool) -> bytes | None:
         if kernel.path is None or not inline:
