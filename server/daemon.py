@@ -19,7 +19,9 @@ import msgspec
 
 from kaas.cache.atomic import write_staged
 from kaas.cache.environment_file import publish_environment, read_environment
+from kaas.cache.eviction import Eviction
 from kaas.cache.index import KernelIndex
+from kaas.cache.limits import StoreLimits
 from kaas.cache.store import Store
 from kaas.compiler.device_probe import detect_target
 from kaas.compiler.environment import describe_environment
@@ -28,6 +30,7 @@ from kaas.compiler.pool import CompilerPool
 from kaas.compiler.toolkit import Toolkit, find_toolkit
 from kaas.proto.environment import Environment
 from kaas.proto.errors import KaasError
+from kaas.proto.locations import lease_socket
 from kaas.server import listeners
 from kaas.server.admission import SHARE, Admission, MemoryBudget
 from kaas.server.catalog import Catalog
@@ -36,7 +39,10 @@ from kaas.server.config import Config, load_config, parse_address
 from kaas.server.control_group import memory_room
 from kaas.server.failure_kind import RetryPolicy
 from kaas.server.grpc_api import GrpcServer, KernelServicer
+from kaas.server.grpc_store import StoreServicer
+from kaas.server.holdings import Holdings
 from kaas.server.kernel_request import Kernel
+from kaas.server.lease_server import LeaseServer
 from kaas.server.listeners import SocketAccess
 from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmJobs
@@ -45,6 +51,8 @@ from kaas.server.rest_server import RestServer
 from kaas.server.scheduler import Scheduler
 from kaas.server.service import KernelService
 from kaas.server.status import as_kaas_error
+from kaas.server.store_keeper import StoreKeeper
+from kaas.server.store_service import StoreService
 from kaas.server.telemetry import configure_logging, facts
 
 log = logging.getLogger(__name__)
@@ -124,7 +132,7 @@ class Daemon:
         # The commonest mistake, a second daemon, is told before anything expensive happens.
         listeners.refuse_live(Path(config.socket), field="socket")
         log.info("configuration", extra=facts(**msgspec.structs.asdict(config)))
-        self._store = Store.open(Path(config.store))
+        self._store = Store.open(Path(config.store), _store_limits(config))
         closing.callback(self._store.close)
         # May build the twin, ask a device, and reads every compiler and header once.
         self.environment = await asyncio.to_thread(_environment, config)
@@ -158,7 +166,13 @@ class Daemon:
             ),
             retries=RetryPolicy(attempts=config.compile_attempts, first_delay_s=config.compile_retry_delay_s),
         )
-        self._catalog = Catalog(self.environment, self._store, index, scheduler, failures)
+        holdings = Holdings(
+            self._store, memory_bytes=config.memory_kernels_bytes, audit_bytes=config.audit_max_bytes
+        )
+        closing.push_async_callback(holdings.audit.flush)
+        self._catalog = Catalog(self.environment, self._store, index, scheduler, failures, holdings)
+        eviction = Eviction(self._store, index, self._store.limits, holdings.protects)
+        self._keeper = StoreKeeper(self._store, self._catalog, holdings, eviction)
         closing.push_async_callback(self._catalog.close)
         closing.push_async_callback(pool.close)
         service = KernelService(
@@ -172,7 +186,13 @@ class Daemon:
             costs=costs,
         )
         jobs = PrewarmJobs(service.warm, width=2 * config.workers)
-        await self._listen(service, jobs, failures)
+        leases = LeaseServer(
+            holdings.leases, holdings.audit, used=self._catalog.used, released=self._catalog.released
+        )
+        await leases.start(lease_socket(Path(config.socket)), self._access)
+        closing.push_async_callback(leases.stop)
+        store = StoreService(service, self._store, self._catalog, self._keeper)
+        await self._listen(service, jobs, failures, store)
         closing.push_async_callback(scheduler.stop, config.shutdown_grace_s)
         closing.push_async_callback(jobs.stop)
         closing.push_async_callback(self._grpc.begin_stop)
@@ -202,16 +222,20 @@ class Daemon:
             "store_usable": await asyncio.to_thread(_is_writable, self._store),
         }
 
-    async def _listen(self, service: KernelService, jobs: PrewarmJobs, failures: NegativeResults) -> None:
+    async def _listen(
+        self, service: KernelService, jobs: PrewarmJobs, failures: NegativeResults, store: StoreService
+    ) -> None:
         config = self._config
-        self._grpc = GrpcServer(KernelServicer(service, self._catalog, jobs, failures))
+        self._grpc = GrpcServer(KernelServicer(service, self._catalog, jobs, failures), StoreServicer(store))
         self._grpc.bind_unix(Path(config.socket), self._access)
         self._closing.push_async_callback(self._grpc.stop, 1.0)
         if (tcp := parse_address(config.tcp_address)) is not None:
             self._grpc.bind_tcp(tcp.host, tcp.port)
         self._rest: RestServer | None = None
         if (rest := parse_address(config.rest_address)) is not None:
-            app = create_app(service, self._catalog, jobs, failures, self.readiness, version("ascend-kaas"))
+            app = create_app(
+                service, self._catalog, jobs, failures, self.readiness, version("ascend-kaas"), store
+            )
             self._rest = RestServer(app, rest, self._access, allow_remote=config.allow_remote)
             self._closing.push_async_callback(self._rest.stop)
             self._rest.start()
@@ -224,9 +248,15 @@ class Daemon:
 
     async def _warm_up(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._catalog.rebuild())
+            group.create_task(self._keep_store())
+            group.create_task(self._catalog.holdings.audit.run())
             group.create_task(self._keep_workers_warm())
             group.create_task(self._tell_readiness())
+
+    async def _keep_store(self) -> None:
+        """What must go is known once the index is complete; until then nothing does."""
+        await self._catalog.rebuild()
+        await self._keeper.run()
 
     async def _keep_workers_warm(self) -> None:
         """Start them; the pool replaces a zygote that dies, but tries only once when nobody asks it."""
@@ -253,6 +283,17 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READINESS_PERIOD_S):
                     await self._pool.warmth_changed.wait()
+
+
+def _store_limits(config: Config) -> StoreLimits:
+    return StoreLimits(
+        soft_bytes=config.store_soft_bytes,
+        soft_files=config.store_soft_files,
+        max_idle_s=config.store_max_idle_s,
+        hard_bytes=config.store_hard_bytes,
+        min_free_bytes=config.store_min_free_bytes,
+        half_life_s=config.store_half_life_s,
+    )
 
 
 def _compile_limits(config: Config) -> CompileLimits:

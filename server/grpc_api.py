@@ -91,7 +91,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 environment_generation=self._service.environment.generation,
             )
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
     async def ListKernels(self, request: pb.ListKernelsRequest, context: Context) -> pb.ListKernelsResponse:
         """One page of cached and coming kernels."""
@@ -115,7 +115,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 total=page.total,
             )
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
     async def DescribeKernel(
         self, request: pb.DescribeKernelRequest, context: Context
@@ -134,7 +134,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 artifact_path=str(kernel.path or ""),
             )
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         """Why a spec hits or misses."""
@@ -164,7 +164,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 failure=self._failure(explanation.failure) if explanation.failure else None,
             )
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
     async def Prewarm(self, request: pb.PrewarmRequest, context: Context) -> AsyncIterator[pb.PrewarmEvent]:
         """Run a job and stream its progress; the job belongs to the call and ends with it."""
@@ -175,7 +175,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
             ]
             return self._jobs.start(entries, request.label).id
 
-        job_id = await _guarded(start, context)
+        job_id = await guarded(start, context)
         try:
             async for event in self._jobs.get(job_id).follow():
                 yield _prewarm_event(event)
@@ -194,7 +194,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 failures=map(self._failure, page), next_page_token=token, total=total
             )
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
     async def ClearFailures(
         self, request: pb.ClearFailuresRequest, context: Context
@@ -207,7 +207,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
             keys = self._failures.clear_all() if request.all else self._failures.clear(request.key)
             return pb.ClearFailuresResponse(keys=keys)
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
     def _failure(self, failure: Failure) -> pb.Failure:
         passport = failure.passport
@@ -242,10 +242,10 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
             names = [family_named(request.name).name] if request.name else sorted(families())
             return pb.ListFamiliesResponse(families=[_family(families()[name]) for name in names])
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
 
-async def _guarded(answer: Callable[[], Awaitable[Reply]], context: Context) -> Reply:
+async def guarded(answer: Callable[[], Awaitable[Reply]], context: Context) -> Reply:
     """The answer, or the call ended with the error's status and its record."""
     try:
         return await answer()
@@ -299,7 +299,9 @@ def _prewarm_event(event: PrewarmEvent) -> pb.PrewarmEvent:
 class GrpcServer:
     """The listening server with its health service."""
 
-    def __init__(self, servicer: KernelServicer) -> None:
+    def __init__(
+        self, servicer: KernelServicer, store_servicer: pb_grpc.StoreServiceServicer | None = None
+    ) -> None:
         self._server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -311,6 +313,8 @@ class GrpcServer:
         self._path: Path | None = None
         self._own: tuple[int, int] | None = None
         pb_grpc.add_KernelServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        if store_servicer is not None:
+            pb_grpc.add_StoreServiceServicer_to_server(store_servicer, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def bind_unix(self, path: Path, access: SocketAccess) -> None:

@@ -23,6 +23,7 @@ from kaas.server.rest_kernels import add_kernel_routes
 from kaas.server.rest_node import Readiness, add_node_routes
 from kaas.server.rest_parameters import PROBLEMS, refuse_unknown_parameters
 from kaas.server.rest_prewarm import add_prewarm_routes
+from kaas.server.rest_store import add_store_routes
 from kaas.server.service import KernelService
 from kaas.server.status import (
     PROBLEM_MEDIA_TYPE,
@@ -32,6 +33,7 @@ from kaas.server.status import (
     json_bytes,
     problem_document,
 )
+from kaas.server.store_service import StoreService
 
 
 def create_app(
@@ -41,6 +43,7 @@ def create_app(
     failures: NegativeResults,
     readiness: Readiness,
     version: str,
+    store: StoreService,
 ) -> FastAPI:
     """The ASGI app; the guard and the listener are the caller's business."""
     app = FastAPI(
@@ -58,6 +61,7 @@ def create_app(
     add_kernel_routes(app, service, catalog)
     add_failure_routes(app, failures)
     add_prewarm_routes(app, jobs)
+    add_store_routes(app, store)
     add_node_routes(app, service, readiness)
     _describe(app)
     return app

@@ -49,6 +49,11 @@ class StoreKeeper:
         self._eviction = eviction
         self.evicted = 0
 
+    @property
+    def is_stuck(self) -> bool:
+        """The store is above a limit, and everything in it is leased, pinned or was just used."""
+        return self._eviction.is_stuck
+
     async def run(self) -> None:
         """Keep the store in order, for ever. Start it when the index is complete."""
         loop = asyncio.get_running_loop()
