@@ -1,4 +1,4 @@
-"""``kaas``: the command line. The only module of the client that imports typer and rich."""
+"""``kaas``: the command line. Only the command line imports typer and rich."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kaas.client import exit_status
 from kaas.client.daemon_link import READINESS, DaemonLink
 from kaas.client.kernel_client import KernelClient, Question
 from kaas.client.spec_arguments import spec_from_words, specs_from_words
+from kaas.client.store_commands import add_store_commands
 from kaas.client.terminal import guarded, print_fields, print_json, print_table
 from kaas.proto.locations import default_socket, default_store
 
@@ -341,6 +342,9 @@ def demo() -> int:
     from kaas.client.demo import run
 
     return run()
+
+
+add_store_commands(app)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from kaas.client.notices import warn
 from kaas.client.priority import chosen_priority
+from kaas.client.process_identity import job_and_rank
 from kaas.client.progress_text import progress_text
 from kaas.client.socket_probe import PATIENCE_S, require_daemon
 from kaas.proto.errors import (
@@ -263,9 +264,7 @@ class DaemonLink:
 
         from kaas.proto.v1 import kernel_service_pb2 as pb
 
-        request = pb.PrewarmRequest(
-            entries=[pb.PrewarmEntry(spec_json=spec, soc_name=soc) for spec, soc in entries], label=label
-        )
+        request = pb.PrewarmRequest(entries=_entries(entries), label=label)
         stream = self._ask(lambda stub: stub.Prewarm(request))
         try:
             yield from stream
@@ -292,6 +291,93 @@ class DaemonLink:
         )
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
+    def list_leases(self, key: str = "", *, timeout: float = 30, **paging: Any) -> pb.ListLeasesResponse:
+        """One page of the kernels that live processes hold."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ListLeasesRequest(key=key, **paging)
+        reply: pb.ListLeasesResponse = self._ask_store(lambda stub: stub.ListLeases(request, timeout=timeout))
+        return reply
+
+    def list_pins(self, *, timeout: float = 30, **paging: Any) -> pb.ListPinsResponse:
+        """One page of pins."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ListPinsRequest(**paging)
+        reply: pb.ListPinsResponse = self._ask_store(lambda stub: stub.ListPins(request, timeout=timeout))
+        return reply
+
+    def pin(
+        self,
+        keys: Sequence[str],
+        entries: Sequence[tuple[bytes, str]],
+        reason: str,
+        expires_s: float = 0.0,
+        *,
+        timeout: float = 60,
+    ) -> pb.PinResponse:
+        """Keep kernels, by key or ``(spec JSON, SoC name)``, from eviction; 0 s: until they are unpinned."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.PinRequest(keys=keys, entries=_entries(entries), reason=reason, expires_s=expires_s)
+        reply: pb.PinResponse = self._ask_store(lambda stub: stub.Pin(request, timeout=timeout))
+        return reply
+
+    def unpin(
+        self, keys: Sequence[str], entries: Sequence[tuple[bytes, str]], *, timeout: float = 60
+    ) -> list[str]:
+        """Let go of pins; the keys that had one."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.UnpinRequest(keys=keys, entries=_entries(entries))
+        reply = self._ask_store(lambda stub: stub.Unpin(request, timeout=timeout))
+        return list(reply.keys)
+
+    def users(self, key: str, *, timeout: float = 60) -> pb.ListUsersResponse:
+        """Who uses a kernel or used it."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ListUsersRequest(key=key)
+        reply: pb.ListUsersResponse = self._ask_store(lambda stub: stub.ListUsers(request, timeout=timeout))
+        return reply
+
+    def quarantine(self, key: str, reason: str, *, timeout: float = 60) -> pb.QuarantineResponse:
+        """Take a kernel out of service."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.QuarantineRequest(key=key, reason=reason)
+        reply: pb.QuarantineResponse = self._ask_store(lambda stub: stub.Quarantine(request, timeout=timeout))
+        return reply
+
+    def audit(self, key: str, event: str, limit: int, *, timeout: float = 60) -> list[dict[str, Any]]:
+        """The end of the audit log, newest first."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ListAuditRequest(key=key, event=event, limit=limit)
+        reply = self._ask_store(lambda stub: stub.ListAudit(request, timeout=timeout))
+        return [msgspec.json.decode(record.record_json) for record in reply.records]
+
+    def usage(self, *, timeout: float = 30) -> dict[str, Any]:
+        """What the store takes, its limits, and what is held, pinned or waiting in memory."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        reply = self._ask_store(lambda stub: stub.GetUsage(pb.GetUsageRequest(), timeout=timeout))
+        usage: dict[str, Any] = msgspec.json.decode(reply.usage_json)
+        return usage
+
+    def _ask_store(self, call: Callable[[Any], Reply]) -> Reply:
+        """One call of the store service on a live daemon, errors translated."""
+        from kaas.proto.v1 import kernel_service_pb2_grpc
+
+        stub = kernel_service_pb2_grpc.StoreServiceStub
+        return self._on_channel(lambda channel: call(stub(channel)), PATIENCE_S)  # type: ignore[no-untyped-call]
+
+
+def _entries(entries: Sequence[tuple[bytes, str]]) -> list[pb.PrewarmEntry]:
+    from kaas.proto.v1 import kernel_service_pb2 as pb
+
+    return [pb.PrewarmEntry(spec_json=spec, soc_name=soc) for spec, soc in entries]
+
 
 _links: weakref.WeakSet[DaemonLink] = weakref.WeakSet()
 
@@ -308,11 +394,5 @@ def _identity() -> pb.ClientIdentity:
     """Who asks, for the daemon's log; launchers' own variables name job and rank."""
     from kaas.proto.v1 import kernel_service_pb2 as pb
 
-    def first(*names: str) -> str:
-        return next((os.environ[name] for name in names if os.environ.get(name)), "")
-
-    return pb.ClientIdentity(
-        pid=os.getpid(),
-        job=first("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "JOB_NAME"),
-        rank=first("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"),
-    )
+    job, rank = job_and_rank()
+    return pb.ClientIdentity(pid=os.getpid(), job=job, rank=rank)

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kaas.client.handle import KernelHandle, Origin
+from kaas.client.lease_link import lease_link
 from kaas.client.notices import warn
 from kaas.client.priority import chosen_priority
 from kaas.client.store_reader import StoreReader
@@ -57,6 +58,7 @@ class KernelClient:
     def __init__(self, store: Path, socket: Path, memo: dict[Question, KernelHandle] | None = None) -> None:
         self.socket = socket
         self.memo: dict[Question, KernelHandle] = {} if memo is None else memo
+        self._leases = lease_link(socket)
         self._store = StoreReader(store)
         self._link: DaemonLink | None = None
         self._lock = threading.Lock()
@@ -122,7 +124,9 @@ class KernelClient:
 
     def _keep(self, question: Question, artifact: Artifact, origin: Origin) -> KernelHandle:
         # A second thread may have been first; everybody gets that one's handle.
-        return self.memo.setdefault(question, KernelHandle(artifact, self.device, origin))
+        handle = self.memo.setdefault(question, KernelHandle(artifact, self.device, origin))
+        self._leases.took(handle.key, origin)
+        return handle
 
     def fetch(
         self, question: Question, timeout: float | None, strict: bool, priority: str | None = None

@@ -41,7 +41,19 @@ def _decoded(text: str | bytes) -> Any:
 
 def listing_rows(kernels: list[dict[str, Any]]) -> tuple[tuple[str, ...], Iterator[tuple[str, ...]]]:
     """Headings and rows of a table."""
-    headings = ("key", "family", "spec", "target", "toolchain", "state", "size", "compiled", "hits", "age")
+    headings = (
+        "key",
+        "family",
+        "spec",
+        "target",
+        "toolchain",
+        "state",
+        "size",
+        "compiled",
+        "hits",
+        "held",
+        "age",
+    )
     return headings, map(_row, kernels)
 
 
@@ -56,6 +68,7 @@ def _row(kernel: Mapping[str, Any]) -> tuple[str, ...]:
         size_text(kernel["size_bytes"]),
         f"{kernel['compile_seconds']:.1f} s",
         str(kernel["hits"]),
+        held_text(kernel),
         age_text(time.time() - kernel["created_unix"]) if kernel["created_unix"] else "",
     )
 
@@ -65,6 +78,13 @@ def _state_text(kernel: Mapping[str, Any]) -> str:
     if state == "ready":
         return state if kernel["current"] else "ready (stale)"
     return state if state == "failed" else progress_text(state, kernel["place"], kernel["estimate_s"])
+
+
+def held_text(kernel: Mapping[str, Any]) -> str:
+    """What keeps a kernel in the store."""
+    leases = kernel["leases"]
+    held = [f"{leases} lease" + "s" * (leases > 1)] if leases else []
+    return ", ".join(held + ["pinned"] * kernel["pinned"])
 
 
 def spec_text(spec: Mapping[str, Any] | None) -> str:
