@@ -61,6 +61,7 @@ class Eviction:
         self._cheapest: list[tuple[float, str]] = []
         self._idle: list[str] = []
         self._is_evicting = False
+        self._is_above_limit = False
         self._idle_checked = clock() if limits.max_idle_s else 0.0
         self._must_check_idle = bool(limits.max_idle_s)
         self.is_stuck = False
@@ -87,6 +88,7 @@ class Eviction:
 
     def _begin(self) -> None:
         self._is_evicting = True
+        self._is_above_limit = exceeds(self._store.usage, self._limits)
         self._unseen = self._index.keys()
         self._cheapest = []
         self._idle = []
@@ -119,7 +121,7 @@ class Eviction:
         for _ in range(REMOVALS_PER_STEP):
             if self._idle:
                 self._remove(self._idle.pop(), "idle", evicted)
-            elif not exceeds(self._store.usage, self._limits, LOW_WATER):
+            elif not (self._is_above_limit and exceeds(self._store.usage, self._limits, LOW_WATER)):
                 self._end(is_stuck=False)
                 break
             elif not self._cheapest:

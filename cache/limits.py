@@ -41,7 +41,7 @@ def exceeds(usage: StoreUsage, limits: StoreLimits, share: float = 1.0) -> bool:
     """Whether ``usage`` is above ``share`` of one of the soft limits."""
     return bool(
         (limits.soft_bytes and usage.bytes > share * limits.soft_bytes)
-        or (limits.soft_files and usage.files > share * limits.soft_files)
+        or (limits.soft_files and usage.files > math.ceil(share * limits.soft_files))
     )
 
 
