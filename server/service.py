@@ -23,6 +23,7 @@ from kaas.kernel_library.registry import parse_spec
 from kaas.kernel_library.targets import target_named
 from kaas.proto.environment import Environment
 from kaas.proto.errors import (
+    ArtifactDamaged,
     CompileOutOfMemory,
     KaasError,
     PermissionDenied,
@@ -40,6 +41,9 @@ from kaas.server.scheduler import Priority, Scheduler
 from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
+
+READS = 5
+"""How often a kernel may be evicted or damaged between finding and reading it before that is an error."""
 
 
 class KernelService:
@@ -85,13 +89,13 @@ class KernelService:
         try:
             question = self.question(request.spec, request.soc_name)
             family, key = question.spec.family, question.key
-            kernel, found = await self._find_or_compile(question, request)
+            kernel, found, content = await self._find_with_bytes(question, request)
             outcome, why = found, kernel.why_absent
             return Delivery(
                 key=question.key,
                 outcome=found,
                 artifact_path=kernel.path,
-                artifact=await self._bytes(kernel, request.inline),
+                artifact=content,
                 compile_seconds=kernel.compile_seconds,
                 waited_seconds=time.monotonic() - started,
             )
@@ -130,6 +134,20 @@ class KernelService:
         request = KernelRequest(spec=entry.spec, soc_name=entry.soc_name, priority=Priority.PREWARM)
         delivery = await self.get_kernel(request)
         return delivery.key, delivery.outcome
+
+    async def _find_with_bytes(
+        self, question: Question, request: KernelRequest
+    ) -> tuple[Kernel, Outcome, bytes | None]:
+        """The kernel, with its bytes if they are wanted or not in the store; one that goes away between
+        finding and reading is found, or made, again."""
+        for _ in range(READS):
+            kernel, found = await self._find_or_compile(question, request)
+            if kernel.path is None or not request.inline:
+                return kernel, found, kernel.encoded
+            content = await asyncio.to_thread(_verified_bytes, kernel.path, question.key)
+            if content is not None:
+                return kernel, found, content
+        raise StoreUnavailable(f"{kernel.path} went away {READS} times while it was read")
 
     async def _find_or_compile(self, question: Question, request: KernelRequest) -> tuple[Kernel, Outcome]:
         stored = await self._load(question.key) or self._recall(question.key)
@@ -269,10 +287,12 @@ class KernelService:
         finally:
             self._holdings.news.set()
 
-    async def _bytes(self, kernel: Kernel, inline: bool) -> bytes | None:
-        if kernel.path is None or not inline:
-            return kernel.encoded
-        try:
-            return await asyncio.to_thread(kernel.path.read_bytes)
-        except OSError as error:
-            raise StoreUnavailable(f"{kernel.path} went away while it was read: {error.strerror}") from None
+
+def _verified_bytes(path: Path, key: KernelKey) -> bytes | None:
+    """The artifact at ``path``; ``None`` when it was evicted or damaged since it was found."""
+    try:
+        content = path.read_bytes()
+        Artifact(content, expected_key=key, origin=str(path)).close()
+    except (OSError, ArtifactDamaged):
+        return None
+    return content
