@@ -15,7 +15,7 @@ from kaas.cache.artifact import Artifact
 from kaas.cache.index import KernelIndex
 from kaas.kernel_library.targets import target_named
 from kaas.proto.environment import Environment
-from kaas.proto.errors import CompileFailed, StoreFull, StrictMiss, UnsupportedTarget
+from kaas.proto.errors import CompileFailed, CompileOutOfMemory, StoreFull, StrictMiss, UnsupportedTarget
 from kaas.server.catalog import KernelFilter
 from kaas.server.kernel_request import KernelRequest
 
@@ -184,5 +184,89 @@ def test_an_empty_store_is_explained_as_such(tmp_path: Path) -> None:
         assert "no kernel of the family 'gemm'" in explanation.reason
         await node.service.get_kernel(KernelRequest(spec=SPEC))
         assert (await node.catalog.explain(node.service.question(SPEC).passport)).hit
+
+    on_node(tmp_path, scenario)
+
+
+def test_a_remembered_failure_is_listed_explained_and_answered_until_it_is_cleared(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        await node.service.get_kernel(KernelRequest(spec={**SPEC, "n": 64}))
+        node.pool.outcomes = [CompileFailed("no such intrinsic", stage="bisheng", deterministic=True)]
+        for _ in range(5):
+            with pytest.raises(CompileFailed, match="no such intrinsic"):
+                await node.service.get_kernel(KernelRequest(spec=SPEC))
+        assert len(node.pool.jobs) == 2
+
+        question = node.service.question(SPEC)
+        everything = await node.catalog.page(KernelFilter(), page_size=10, page_token="")
+        assert [kernel.state for kernel in everything.kernels] == ["failed", "ready"]
+        failed = await node.catalog.page(KernelFilter(state="failed"), page_size=10, page_token="")
+        assert [(kernel.key, kernel.error, kernel.current) for kernel in failed.kernels] == [
+            (question.key, "no such intrinsic", True)
+        ]
+        explanation = await node.catalog.explain(question.passport)
+        assert explanation.failure is not None
+        assert "no such intrinsic. The same compile would fail again" in explanation.reason
+        assert f"kaas failures --clear {question.key[:12]}" in explanation.reason
+
+        node.failures.clear(question.key)
+        assert (await node.service.get_kernel(KernelRequest(spec=SPEC))).outcome == "compiled"
+        assert node.failures.all() == []
+        assert (await node.catalog.explain(question.passport)).hit
+
+    on_node(tmp_path, scenario)
+
+
+def test_strict_mode_says_that_it_failed(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        node.pool.outcomes = [CompileFailed("no", stage="bisheng", deterministic=True)]
+        with pytest.raises(CompileFailed):
+            await node.service.get_kernel(KernelRequest(spec=SPEC))
+        with pytest.raises(StrictMiss, match="its compile failed at"):
+            await node.service.get_kernel(KernelRequest(spec=SPEC, strict=True))
+
+    on_node(tmp_path, scenario)
+
+
+def test_coming_kernels_have_a_place_and_an_estimate(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        gate = asyncio.Event()
+        compile_at_once = node.pool.compile
+
+        async def compile_later(job: Any) -> Any:
+            await gate.wait()
+            return await compile_at_once(job)
+
+        node.pool.compile = compile_later
+        requests = [
+            asyncio.create_task(node.service.get_kernel(KernelRequest(spec={**SPEC, "n": 64 * n})))
+            for n in range(1, 5)
+        ]
+        while len(list(node.service._scheduler.in_flight())) < 4:
+            await asyncio.sleep(0.001)
+        page = await node.catalog.page(KernelFilter(), page_size=10, page_token="")
+        assert [(kernel.state, kernel.place) for kernel in page.kernels] == [
+            ("compiling", 0),
+            ("compiling", 0),
+            ("queued", 1),
+            ("queued", 2),
+        ]
+        assert all(kernel.estimate_s > 0 for kernel in page.kernels if kernel.state == "queued")
+        explanation = await node.catalog.explain(node.service.question(page.kernels[-1].spec).passport)
+        assert "it is queued as number 2, about" in explanation.reason
+        gate.set()
+        await asyncio.gather(*requests)
+
+    on_node(tmp_path, scenario)
+
+
+def test_costs_are_learned_from_what_compiles_took(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        await node.service.get_kernel(KernelRequest(spec=SPEC))
+        assert (node.costs.peak_bytes("gemm"), node.costs.seconds("gemm")) == (1, 1.5)
+        node.pool.outcomes = [CompileOutOfMemory("too much", limit_bytes=8 << 30)]
+        with pytest.raises(CompileOutOfMemory):
+            await node.service.get_kernel(KernelRequest(spec={**SPEC, "n": 64}))
+        assert node.costs.peak_bytes("gemm") == 8 << 30
 
     on_node(tmp_path, scenario)
