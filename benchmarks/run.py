@@ -23,6 +23,7 @@ BENCHMARKS = {
     "hot_path": "get_kernel when the kernel exists",
     "stampede": "Many ranks, one cold kernel",
     "model_layers": "A whole layer, cold and warm",
+    "store_scale": "A store of 100,000 kernels",
 }
 
 
