@@ -14,15 +14,17 @@ from kaas.cache.layout import StoreLayout
 from kaas.proto.passport import Passport
 
 
-def gemm_passport(store: Path, n: int) -> Passport:
+def gemm_passport(store: Path, n: int, k: int = 64) -> Passport:
     environment = read_environment(store)
     assert environment is not None
-    return environment.passport(GemmSpec(n=n, k=64).to_record())
+    return environment.passport(GemmSpec(n=n, k=k).to_record())
 
 
-def store_gemm(store: Path, n: int, *, image: bytes = b"an image", compile_seconds: float = 2.0) -> str:
+def store_gemm(
+    store: Path, n: int, k: int = 64, *, image: bytes = b"an image", created_unix: float = 0.0
+) -> str:
     """Put one there, past the daemon, whole at once; its key."""
-    passport = gemm_passport(store, n)
+    passport = gemm_passport(store, n, k)
     path = StoreLayout(store).artifact_path(passport.key())
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_suffix(".staged")
@@ -34,8 +36,8 @@ def store_gemm(store: Path, n: int, *, image: bytes = b"an image", compile_secon
             image=image,
             source="// source",
             log="",
-            created_unix=time.time(),
-            compile_seconds=compile_seconds,
+            created_unix=created_unix or time.time(),
+            compile_seconds=2.0,
         )
     )
     staged.rename(path)
