@@ -256,6 +256,7 @@ class Daemon:
     async def _keep_store(self) -> None:
         """What must go is known once the index is complete; until then nothing does."""
         await self._catalog.rebuild()
+        await self._catalog.holdings.recall()
         await self._keeper.run()
 
     async def _keep_workers_warm(self) -> None:

@@ -11,6 +11,7 @@ from kaas.cache.quarantine import QuarantineRecord
 from kaas.cache.store import Store
 from kaas.server.audit import Audit
 from kaas.server.lease_table import LeaseTable
+from kaas.server.remembered_leases import RememberedLeases
 
 
 class Holdings:
@@ -18,6 +19,7 @@ class Holdings:
 
     def __init__(self, store: Store, *, memory_bytes: int = 0, audit_bytes: int = 0) -> None:
         self.leases = LeaseTable()
+        self._remembered = RememberedLeases()
         self.pins = Pins(store.layout)
         self.memory = MemoryTier(memory_bytes)
         self.audit = Audit(AuditLog(store.layout, audit_bytes))
@@ -26,8 +28,13 @@ class Holdings:
         store.on_quarantine = self._note_quarantine
 
     def protects(self, key: str) -> bool:
-        """Whether a kernel is leased or pinned; callable from any thread."""
-        return self.leases.is_leased(key) or self.pins.is_pinned(key)
+        """Whether a kernel is leased, now or since the daemon before, or pinned; callable from any thread."""
+        return self.leases.is_leased(key) or self.pins.is_pinned(key) or self._remembered.holds(key)
+
+    async def recall(self) -> None:
+        """Remember what live processes took under the daemon before. Nothing may be evicted until then."""
+        records = await self.audit.find(event="use")
+        await asyncio.to_thread(self._remembered.learn, records)
 
     def keys(self, prefix: str, limit: int) -> list[str]:
         """Up to ``limit`` keys, leased, pinned or in memory, that begin with ``prefix``."""

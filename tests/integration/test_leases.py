@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,30 @@ def test_after_a_restart_a_client_tells_everything_anew_with_its_next_kernel(tmp
             rank.also_get(80)
             for key in (first, second):
                 until(lambda key=key: holders(link, key) == {rank.pid}, what="a lease told anew")
+            link.close()
+    finally:
+        daemon.stop()
+        daemon.discard()
+
+
+def test_a_restarted_daemon_does_not_evict_what_a_live_process_took_before(tmp_path: Path) -> None:
+    toolkit = FakeToolkit(tmp_path / "toolkit")
+    daemon = DaemonProcess(tmp_path, toolkit_home=str(toolkit.home), rest_address="off")
+    now = time.time()
+    try:
+        daemon.start()
+        held = store_gemm(daemon.store, 64, created_unix=now - 9 * 86_400)  # worth least of the three
+        for n in (80, 96):
+            store_gemm(daemon.store, n, created_unix=now - 86_400)
+        with Rank(daemon, 64):
+            audit = daemon.store / "audit" / "audit.jsonl"
+            until(lambda: audit.exists() and held in audit.read_text(), what="the use on record")
+            daemon.kill()
+            daemon.options["store_soft_files"] = "1"
+            daemon.start()
+            link = DaemonLink(Path(daemon.socket))
+            until(lambda: link.usage()["evicted"] == 2, what="two evictions")
+            assert [path.stem for path in daemon.store.glob("artifacts/*/*.kernel")] == [held]
             link.close()
     finally:
         daemon.stop()
