@@ -145,8 +145,8 @@ class Catalog:
 
     async def rebuild(self) -> None:
         """Bring the index in line with the store after a start; trouble leaves lists short, nothing else."""
-        steps = self._index.rebuilding(self._store, summarize)
         try:
+            steps = self._index.rebuilding(self._store, summarize)
             while await self.on_index(lambda: next(steps, self) is not self):
                 pass
         except Exception:  # as for every update

@@ -12,12 +12,18 @@ import pytest
 from support.service_node import SPEC, Node, environment
 
 from kaas.cache.artifact import Artifact
+from kaas.cache.audit_log import AuditLog
+from kaas.cache.eviction import Eviction
 from kaas.cache.index import KernelIndex
+from kaas.cache.limits import StoreLimits
+from kaas.cache.memory_tier import MemoryTier
 from kaas.kernel_library.targets import target_named
 from kaas.proto.environment import Environment
 from kaas.proto.errors import CompileFailed, CompileOutOfMemory, StoreFull, StrictMiss, UnsupportedTarget
+from kaas.server.audit import Audit
 from kaas.server.catalog import KernelFilter
 from kaas.server.kernel_request import KernelRequest
+from kaas.server.store_keeper import StoreKeeper
 
 
 def on_node(
@@ -108,11 +114,74 @@ def test_a_broken_index_costs_lists_not_kernels(tmp_path: Path, monkeypatch: pyt
         raise RuntimeError("the index is broken")
 
     async def scenario(node: Node) -> None:
-        for method in ("rebuild", "record", "touch"):
+        for method in ("rebuilding", "record", "touch"):
             monkeypatch.setattr(KernelIndex, method, broken)
         await node.catalog.rebuild()
         outcomes = [(await node.service.get_kernel(KernelRequest(spec=SPEC))).outcome for _ in range(2)]
         assert outcomes == ["compiled", "hit"]
+
+    on_node(tmp_path, scenario)
+
+
+def test_a_kernel_that_cannot_be_stored_is_served_from_memory_and_stored_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(node: Node) -> None:
+        holdings = node.catalog.holdings
+        holdings.memory = MemoryTier(1 << 20)
+
+        def refuse(key: str, encoded: bytes) -> Path:
+            raise StoreFull("no space")
+
+        with monkeypatch.context() as full:
+            full.setattr(node.store, "publish", refuse)
+            first = await node.service.get_kernel(KernelRequest(spec=SPEC))
+            second = await node.service.get_kernel(KernelRequest(spec=SPEC, strict=True))
+            assert (first.outcome, second.outcome) == ("compiled", "hit")
+            assert first.artifact == second.artifact is not None
+            assert second.artifact_path is None
+            page = await node.catalog.page(KernelFilter(), page_size=10, page_token="")
+            assert [(kernel.key, kernel.state) for kernel in page.kernels] == [(first.key, "ready")]
+            explained = await node.catalog.explain(node.service.question(SPEC).passport)
+            assert explained.hit
+            eviction = Eviction(node.store, KernelIndex(node.store.root), StoreLimits(), lambda _: False)
+            keeper = StoreKeeper(node.store, node.catalog, holdings, eviction)
+            await keeper.store_waiting()
+            assert first.key in holdings.memory
+        await keeper.store_waiting()
+        assert first.key not in holdings.memory
+        third = await node.service.get_kernel(KernelRequest(spec=SPEC, inline=True))
+        assert (third.outcome, third.artifact) == ("hit", first.artifact)
+        assert third.artifact_path is not None
+        assert len(node.pool.jobs) == 1
+
+    on_node(tmp_path, scenario)
+
+
+def test_the_audit_says_who_asked_and_why_it_was_compiled(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        node.catalog.holdings.audit = audit = Audit(AuditLog(node.store.layout, 1 << 20))
+        request = KernelRequest(spec=SPEC, pid=7, job="j", rank="3")
+        key = (await node.service.get_kernel(request)).key
+        await node.service.get_kernel(request)
+        await node.service.get_kernel(KernelRequest(spec={**SPEC, "n": 64}))
+        with pytest.raises(UnsupportedTarget):
+            await node.service.get_kernel(KernelRequest(spec=SPEC, soc_name="Ascend1"))
+        records = await audit.find(event="request")
+        assert [record["outcome"] for record in records] == [
+            "compiled",
+            "hit",
+            "compiled",
+            "unsupported_target",
+        ]
+        assert [records[0][name] for name in ("key", "pid", "job", "rank")] == [key, 7, "j", "3"]
+        assert "holds no kernel of the family 'gemm'" in records[0]["why"]
+        assert "why" not in records[1]
+        assert "spec.n is 4096 there and 64 here" in records[2]["why"]
+        node.store.quarantine(key, "a test")
+        audit.note("quarantined", key=key, reason="a test")
+        await node.service.get_kernel(request)
+        assert "taken out of service" in (await audit.find(key=key))[-1]["why"]
 
     on_node(tmp_path, scenario)
 
