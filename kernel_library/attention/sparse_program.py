@@ -1,7 +1,7 @@
 """Sparse attention program: every token of queries meets the keys of its own index lists.
 
-The cube multiplies as in dense attention; its keys come from the vector cores, which gather them, widen what is
-quantised, make weights of scores and sum weighted values. A tile is 64 heads of a token.
+The cube multiplies as in dense attention; its keys come from the vector cores, which gather them, widen what
+is quantised, make weights of scores and sum weighted values. A tile is 64 heads of a token.
 """
 
 # mypy: disable-error-code="valid-type, untyped-decorator"
@@ -71,8 +71,8 @@ def sparse_program(
     The call has ``q`` and ``out``, [..., heads, width], and the parameters that ``sets`` name, with a row of
     indices per token, ``tokens`` rows. ``length_row(token)`` is the element of the lengths that belongs to a
     token. ``with_sink``: ``attn_sink`` [heads] is one more score per head that weighs no value.
-    ``store_rows(state, call, place, head)`` stores ``state.lse_ub`` of this core's rows, the first of which is
-    ``head``, and ``state.maxima`` [rows/2] if ``with_maxima``, on MTE3 only.
+    ``store_rows(state, call, place, head)`` stores ``state.lse_ub`` of this core's rows, the first of which
+    is ``head``, and ``state.maxima`` [rows/2] if ``with_maxima``, on MTE3 only.
     """
     import tilelang.ascend.language as T
 
