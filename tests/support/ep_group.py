@@ -20,6 +20,7 @@ from kaas.kernel_library.families.ep_pack import EpPackSpec
 from kaas.kernel_library.families.ep_prefix import EpPrefixSpec
 from kaas.kernel_library.families.grouped_gemm import GroupedGemmSpec
 from kaas.kernel_library.families.reduce_fused import ReduceFusedSpec
+from kaas.kernel_library.families.scale_layout import ScaleLayoutSpec
 from kaas.kernel_library.families.swiglu import SwigluSpec
 from kaas.kernel_library.registry import family_named
 from kaas.kernel_library.routing.expert_parallel import ExpertParallelTopology
@@ -225,7 +226,8 @@ class Group:
 
     def _scales_by_column(self, scales: torch.Tensor) -> torch.Tensor:
         """The same pairs with the rows innermost, as the block-scaled products take them."""
-        return scales.T.contiguous()
+        spec = ScaleLayoutSpec(k=self.hidden, source="e8m0x2", major="k")
+        return launched(spec, self.cores, {"scales": scales})["pairs"]
 
     def combine(self, ranks: list[Rank]) -> None:
         """Rows travel back to the choices they belong to; every rank adds up those of its tokens."""
