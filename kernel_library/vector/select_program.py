@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.kernel_library.cube.core_barrier import CORE_BARRIER_SOURCE
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.vector.radix_select import (
     BASE,
@@ -36,9 +35,7 @@ from kaas.kernel_library.vector.shared_select import (
 )
 
 SELECT_SOURCES = (
-    CORE_BARRIER_SOURCE,
     "kaas.kernel_library.choice",
-    "kaas.kernel_library.cube.cube_pipeline",
     "kaas.kernel_library.entry",
     "kaas.kernel_library.vector.row_pipeline",
     "kaas.kernel_library.vector.row_plan",
