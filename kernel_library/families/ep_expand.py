@@ -29,6 +29,7 @@ from kaas.kernel_library.routing.part_counts import (
     pass_barrier,
     sums_of_parts,
 )
+from kaas.kernel_library.routing.word_rows import WORD_ROWS_SOURCE, word_rows
 from kaas.kernel_library.spec import DYNAMIC, Dim, KernelSpec, require_bool, require_dim
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
 from kaas.kernel_library.vector.row_plan import (
@@ -258,7 +259,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
         lowest = buffers.call.rank * owned
         T.ascend_wait_flag("V_MTE2", slot)
         T.copy(
-            T.view(buffers.call.recv, (slots, record.words), "int32")[
+            word_rows(buffers.call.recv, slots, record.words)[
                 source : source + count, record.experts : record.experts + topk
             ],
             buffers.index[slot, 0:count, 0:topk],
@@ -361,7 +362,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
                 if row >= 0 and row < expanded:
                     T.copy(
                         buffers.record[slot, i, 0:payload],
-                        T.view(buffers.call.recv_x, (expanded, payload), "int32")[row, 0:payload],
+                        word_rows(buffers.call.recv_x, expanded, payload)[row, 0:payload],
                     )
                     if packs:
                         T.copy(
@@ -371,7 +372,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
                     if spec.weights:
                         T.copy(
                             buffers.weight[slot, i, k, 0:1],
-                            T.view(buffers.call.recv_topk_weights, (expanded,), "int32")[row : row + 1],
+                            word_rows(buffers.call.recv_topk_weights, expanded, 1)[row, 0:1],
                         )
 
     @T.macro
@@ -382,9 +383,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
         if spec.cached:
             T.ascend_wait_flag("S_MTE2", slot)
         T.copy(
-            T.view(buffers.call.recv, (slots, record.words), "int32")[
-                source : source + count, 0 : record.words
-            ],
+            word_rows(buffers.call.recv, slots, record.words)[source : source + count, 0 : record.words],
             buffers.record[slot, 0:count, 0 : record.words],
         )
         if spec.cached:
@@ -428,14 +427,14 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
             length = T.min(ZERO_WORDS, payload - chunk * ZERO_WORDS)
             T.copy(
                 zero_ub[0:length],
-                T.view(call.recv_x, (expanded, payload), "int32")[
+                word_rows(call.recv_x, expanded, payload)[
                     row, chunk * ZERO_WORDS : chunk * ZERO_WORDS + length
                 ],
             )
         if packs:
             T.copy(T.view(zero_ub, (2 * ZERO_WORDS,), "uint16")[0:packs], call.recv_x_scales[row, 0:packs])
         if spec.weights:
-            T.copy(zero_ub[0:1], T.view(call.recv_topk_weights, (expanded,), "int32")[row : row + 1])
+            T.copy(zero_ub[0:1], word_rows(call.recv_topk_weights, expanded, 1)[row, 0:1])
 
     @T.macro
     def zero_padding(buffers: Any, core: Any) -> None:
@@ -514,7 +513,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, *EXPERT_PARALLEL_SOURCES, PART_COUNTS_SOURCE),
+    sources=(*ROW_KERNEL_SOURCES, *EXPERT_PARALLEL_SOURCES, PART_COUNTS_SOURCE, WORD_ROWS_SOURCE),
     page=KernelPage(
         computes=(
             "Rank r has filled the first slots of `recv[r]` with records (`ep_pack` says what one is); "

@@ -26,6 +26,7 @@ from kaas.kernel_library.routing.lane_topk import (
     index_words,
     load_indices,
 )
+from kaas.kernel_library.routing.word_rows import WORD_ROWS_SOURCE, word_rows
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -169,9 +170,7 @@ def _program(spec: EpPackSpec, plan: RowPlan, cores: int) -> Any:
         call, record_ub, index_ub, slot_ub = state
         T.ascend_wait_flag("S_MTE2", slot)
         T.copy(
-            T.view(call.x, (tokens, record.payload_words), "int32")[
-                first : first + count, 0 : record.payload_words
-            ],
+            word_rows(call.x, tokens, record.payload_words)[first : first + count, 0 : record.payload_words],
             record_ub[slot, 0:count, 0 : record.payload_words],
         )
         if packs:
@@ -182,11 +181,11 @@ def _program(spec: EpPackSpec, plan: RowPlan, cores: int) -> Any:
             )
         if spec.weights:
             T.copy(
-                T.view(call.topk_weights, (tokens, topk), "int32")[first : first + count, 0:topk],
+                word_rows(call.topk_weights, tokens, topk)[first : first + count, 0:topk],
                 record_ub[slot, 0:count, record.weights : record.weights + topk],
             )
         T.copy(
-            T.view(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
+            word_rows(call.topk_idx, tokens, words)[first : first + count, 0:words],
             index_ub[slot, 0:count, 0:words],
         )
         T.copy(call.dst_slot[first : first + count, 0:topk], slot_ub[slot, 0:count, 0:topk])
@@ -273,7 +272,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, *EXPERT_PARALLEL_SOURCES, LANE_TOPK_SOURCE),
+    sources=(*ROW_KERNEL_SOURCES, *EXPERT_PARALLEL_SOURCES, LANE_TOPK_SOURCE, WORD_ROWS_SOURCE),
     page=KernelPage(
         computes=(
             "`send[r, dst_slot[t, k]]` becomes the record of token t, r being the rank that owns expert "
