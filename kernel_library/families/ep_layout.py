@@ -396,7 +396,14 @@ FAMILY = Family(
             "of each destination holds its slot. `local_topk_idx` is -1 for experts of other ranks. Choices "
             "of no expert, -1 above all, count nowhere and have -1 in both. Slots follow the tokens' order, "
             "so the same choices give the same slots in every run and on every part.\n\n"
-            "The tokens are cut into 128 parts of `ceil(tokens / 128)`. Each core counts some parts, writes "
+            "*Topology.* One value describes a group of ranks for all five kernels of a dispatch and its "
+            "combine: `ep_layout`, `ep_pack`, `ep_prefix`, `ep_expand` and `ep_combine`. Kernels depend on "
+            "ranks, experts, topk, record slots and alignment. `nodes` and `group_cards` say which network a "
+            "record takes: inside a super-node group (UBL128: up to 128 cards behind one stage of switches) "
+            "or across two stages. They change no kernel, but travel with the spec to whoever sets up the "
+            "network. Nothing here crosses cards: URMA writes, HCCL groups, registered memory and waiting for "
+            "other cards are the network runtime's part.\n\n"
+            "*Parts.* The tokens are cut into 128 parts of `ceil(tokens / 128)`. Each core counts some parts, writes "
             "the counts, passes a barrier of all vector cores and adds up those of the parts before its own."
         ),
         arguments={
