@@ -401,10 +401,10 @@ FAMILY = Family(
             "ranks, experts, topk, record slots and alignment. `nodes` and `group_cards` say which network a "
             "record takes: inside a super-node group (UBL128: up to 128 cards behind one stage of switches) "
             "or across two stages. They change no kernel, but travel with the spec to whoever sets up the "
-            "network. Nothing here crosses cards: URMA writes, HCCL groups, registered memory and waiting for "
-            "other cards are the network runtime's part.\n\n"
-            "*Parts.* The tokens are cut into 128 parts of `ceil(tokens / 128)`. Each core counts some parts, writes "
-            "the counts, passes a barrier of all vector cores and adds up those of the parts before its own."
+            "network. Nothing here crosses cards: URMA writes, HCCL groups, registered memory and waiting "
+            "for other cards are the network runtime's part.\n\n"
+            "*Parts.* The tokens are cut into 128 parts of `ceil(tokens / 128)`. Each core counts some parts, "
+            "writes the counts, passes a barrier of all vector cores and adds up those of the parts before its own."
         ),
         arguments={
             "topk_idx": (
