@@ -403,8 +403,9 @@ FAMILY = Family(
             "or across two stages. They change no kernel, but travel with the spec to whoever sets up the "
             "network. Nothing here crosses cards: URMA writes, HCCL groups, registered memory and waiting "
             "for other cards are the network runtime's part.\n\n"
-            "*Parts.* The tokens are cut into 128 parts of `ceil(tokens / 128)`. Each core counts some parts, "
-            "writes the counts, passes a barrier of all vector cores and adds up those of the parts before its own."
+            "*Parts.* The tokens are cut into 128 parts of `ceil(tokens / 128)`. Each core counts some of "
+            "them, writes the counts, passes a barrier of all vector cores and adds up those of the parts "
+            "before its own."
         ),
         arguments={
             "topk_idx": (

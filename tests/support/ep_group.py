@@ -23,7 +23,7 @@ from kaas.kernel_library.families.reduce_fused import ReduceFusedSpec
 from kaas.kernel_library.families.scale_layout import ScaleLayoutSpec
 from kaas.kernel_library.families.swiglu import SwigluSpec
 from kaas.kernel_library.registry import family_named
-from kaas.kernel_library.routing.expert_parallel import ExpertParallelTopology
+from kaas.kernel_library.routing.expert_parallel import ExpertParallelTopology, PayloadDtype
 from kaas.kernel_library.spec import KernelSpec
 from kaas.proto.extents import Extent, formula_of
 
@@ -95,16 +95,16 @@ class Group:
     cores: int = 4
     per_rank: bool = False
     biases: int = 0
-    dtype: str = "bf16"
+    dtype: PayloadDtype = "bf16"
     first_scales: torch.Tensor | None = None
 
     @property
     def hidden(self) -> int:
-        return self.first.shape[2]
+        return int(self.first.shape[2])
 
     @property
     def intermediate(self) -> int:
-        return self.second.shape[2]
+        return int(self.second.shape[2])
 
     @property
     def scale_packs(self) -> int:
