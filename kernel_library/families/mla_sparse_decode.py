@@ -220,14 +220,14 @@ For each query token and head, over the records i of both lists that count, as o
 
 where k[i] are the 512 values of a record times their scales, which are both key and value. An index is
 `block * page + offset`. It counts if it is one of the first `topk_length[request]` (`extra_topk_length`;
-all, without that argument) of its list, is not negative and names a record of the cache. One that appears twice
-counts twice. A token without any record has output 0 and lse +inf. `lse` leaves the sink out; a sink of +inf
-makes the output 0, one of -inf changes nothing. Scores and sums are fp32, the weights of a block of keys are
-rounded to bf16 before they are multiplied with the values, relative to the largest score so far.
+all, without that argument) of its list, is not negative and names a record of the cache. One that appears
+twice counts twice. A token without any record has output 0 and lse +inf. `lse` leaves the sink out; a sink of
++inf makes the output 0, one of -inf changes nothing. Scores and sums are fp32, the weights of a block of keys
+are rounded to bf16 before they are multiplied with the values, relative to the largest score so far.
 
-*Records.* See kv_record_pack. Values become bf16 without rounding: e4m3 and e2m1 values times their scales are
-bf16 numbers, if they are not smaller than those get. A scale that is NaN makes its values NaN, and with them
-every output of tokens whose lists name the record.
+*Records.* See kv_record_pack. Values become bf16 without rounding: e4m3 and e2m1 values times their scales
+are bf16 numbers, if they are not smaller than those get. A scale that is NaN makes its values NaN, and with
+them every output of tokens whose lists name the record.
 
 *How it runs.* A tile is 64 heads of a token; 128 heads are two tiles. Two vector cores gather a block of 128
 (or 64) records, one transfer for each because values and scales are adjacent, widen them into the cube's
