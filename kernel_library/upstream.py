@@ -235,8 +235,8 @@ NOT_SERVED: dict[str, str] = {
         "once per layer, compute the same"
     ),
     "flash_mla.flash_mla_with_kvcache": (
-        "mla_sparse_decode where `indices` are given, mla_decode where a block table is; no list or cache of a "
-        "request is split by metadata that a caller brings"
+        "mla_sparse_decode where `indices` are given, mla_decode where a block table is; no list or cache of "
+        "a request is split by metadata that a caller brings"
     ),
     "flash_mla.get_mla_metadata": "an empty holder on Ascend; no kernel here needs a schedule made before it",
     **dict.fromkeys(
