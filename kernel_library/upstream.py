@@ -179,7 +179,6 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
     "DeepSelect": _named("deep_select", "topk", "get_stride_requirement"),
 }
 
-_ATTENTION = "the scores of the sparse attention's indexer, which belongs to the attention kernels"
 _ACLNN = "a reference from CANN's own operator library, not a compiled kernel; call it through torch_npu"
 _RUNTIME = "a switch of the JIT runtime; here core count, architecture and alignment come with the target"
 _LOCALITY = "placement of memory on the device by its runtime, not a kernel"
@@ -213,15 +212,6 @@ NOT_SERVED: dict[str, str] = {
             "destroy_localizer",
         ),
         _LOCALITY,
-    ),
-    **dict.fromkeys(
-        _named(
-            "deep_gemm",
-            "fp8_fp4_mqa_logits",
-            "get_paged_mqa_logits_metadata",
-            "fp8_fp4_paged_mqa_logits",
-        ),
-        _ATTENTION,
     ),
     "deep_gemm.fp8_fp4_mega_moe": "the part of one rank: sending rows between ranks is not part of it",
     "deep_gemm.SymmBuffer": "memory that the cards of a group share, registered by their network's runtime",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.kernel_library.cube.scaled_operands import PAIR
+from kaas.kernel_library.cube.cube_pipeline import CUBE_KERNEL_SOURCES
+from kaas.kernel_library.cube.scaled_operands import PAIR, SCALED_OPERAND_SOURCES
 from kaas.kernel_library.spec import (
     DYNAMIC,
     KernelSpec,
@@ -22,8 +23,9 @@ from kaas.proto.errors import DoesNotFit
 from kaas.proto.target import Target
 
 INDEXER_FIELDS_SOURCES = (
+    *CUBE_KERNEL_SOURCES,
+    *SCALED_OPERAND_SOURCES,
     "kaas.kernel_library.attention.indexer_fields",
-    "kaas.kernel_library.cube.scaled_operands",
 )
 """For ``Family.sources`` of a family built on this module."""
 

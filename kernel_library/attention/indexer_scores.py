@@ -36,14 +36,7 @@ from kaas.kernel_library.attention.indexer_fields import (
 )
 from kaas.kernel_library.cube.cube_pipeline import CORE_PAIR, SECOND_VECTOR_CORE, VECTOR_LANES, Rings
 
-INDEXER_SCORES_SOURCES = (
-    *INDEXER_FIELDS_SOURCES,
-    "kaas.kernel_library.attention.indexer_scores",
-    "kaas.kernel_library.choice",
-    "kaas.kernel_library.cube.cube_pipeline",
-    "kaas.kernel_library.cube.gemm_tiles",
-    "kaas.kernel_library.entry",
-)
+INDEXER_SCORES_SOURCES = (*INDEXER_FIELDS_SOURCES, "kaas.kernel_library.attention.indexer_scores")
 """For ``Family.sources`` of a family built on this module."""
 
 TILELANG_DTYPES = {"e4m3": "float8_e4m3fn", "e2m1": "float4_e2m1fn"}

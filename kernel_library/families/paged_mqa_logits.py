@@ -249,7 +249,8 @@ are in order from (0, 0) to (tokens, 0) gives the same result.
         "low byte",
         "kv_cache": "bytes [pages, page_size, bytes of a key's values and scales]; see above for their order",
         "weights": "[tokens, heads], a factor for each head's score",
-        "context_lens": "the number of keys that a query looks at; with `next_n` that of a request's last query",
+        "context_lens": "the number of keys that a query looks at; with `next_n` that of a request's last "
+        "query",
         "indices": "the request that a query belongs to",
         "block_table": "the pages of each query's keys; with `next_n` those of each request's",
         "metadata": "query and split of 512 keys at which each part begins, and the end",

@@ -15,7 +15,7 @@ CORES = 4
 
 
 def grouped(sizes: list[int], lengths: list[int]) -> dict[str, Any]:
-    """Requests of ``sizes`` queries; the first one of each looks at ``lengths`` keys, the next at one more."""
+    """Requests of ``sizes`` queries; the first of each looks at ``lengths`` keys, the next at one more."""
     indices = [request * 3 for request, size in enumerate(sizes) for _ in range(size)]
     each = [length + one for length, size in zip(lengths, sizes, strict=True) for one in range(size)]
     return {
