@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.kernel_library.cube.cube_pipeline import CUBE_KERNEL_SOURCES
 from kaas.kernel_library.cube.scaled_operands import PAIR, SCALED_OPERAND_SOURCES
 from kaas.kernel_library.spec import (
     DYNAMIC,
@@ -23,7 +22,10 @@ from kaas.proto.errors import DoesNotFit
 from kaas.proto.target import Target
 
 INDEXER_FIELDS_SOURCES = (
-    *CUBE_KERNEL_SOURCES,
+    "kaas.kernel_library.choice",
+    "kaas.kernel_library.cube.cube_pipeline",
+    "kaas.kernel_library.cube.gemm_tiles",
+    "kaas.kernel_library.entry",
     *SCALED_OPERAND_SOURCES,
     "kaas.kernel_library.attention.indexer_fields",
 )
@@ -115,7 +117,7 @@ def require_indexer_fields(spec: Any) -> None:
 
 
 def require_next_n(next_n: Any, tokens: Any, most: int) -> None:
-    """Raise :class:`InvalidSpec` unless ``tokens`` queries are whole requests of ``next_n``, or of any size."""
+    """Raise :class:`InvalidSpec` unless ``tokens`` queries are whole requests of ``next_n``, if given."""
     require_dim(tokens, "tokens", MAX_TOKENS)
     if next_n is None:
         return

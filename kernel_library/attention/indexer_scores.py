@@ -103,7 +103,8 @@ def indexer_scores(
     ``window(call, query)`` returns the first key of a query and the one after its last, none where they are
     equal. ``load_keys(rings, call, block, key)`` issues the copies of a step from key ``key`` on on MTE2: to
     slot ``key_slot(rings)`` of ``rings.k_l1`` [KEY_SLOTS, STEP_KEYS, head_dim] and of ``rings.k_scales_l1``
-    [KEY_SLOTS, STEP_KEYS, pairs]; keys behind the block's end may become anything. ``clean`` fills a row behind its window with minus infinity.
+    [KEY_SLOTS, STEP_KEYS, pairs]; keys behind the block's end may become anything. ``clean`` fills
+    a row behind its window with minus infinity.
     """
     import tilelang.ascend.language as T
 
@@ -427,13 +428,15 @@ def indexer_scores(
 
     @T.macro
     def fill_rest(state: Any, call: Any, block: Any, vector_core: Any) -> None:
-        """Minus infinity behind the windows of every second query."""
+        """Minus infinity behind the windows of every second query, if the block is this core's to clean."""
         mine = T.alloc_var("int32")
         query = T.alloc_var("int32")
         held = T.alloc_var("int32")
         pieces = T.alloc_var("int32")
         at = T.alloc_var("int32")
-        mine = T.truncdiv(block.count + 1 - vector_core, 2)
+        mine = 0
+        if block.cleans > 0:
+            mine = T.truncdiv(block.count + 1 - vector_core, 2)
         for one in T.serial(mine):
             query = block.first + 2 * one + vector_core
             start, end = window(call, query)
@@ -463,8 +466,7 @@ def indexer_scores(
                                 finish_tile(state, call, accumulators, block, tile, key)
                 state.steps_done[0] += block.steps
             if clean:
-                if block.cleans > 0:
-                    fill_rest(state, call, block, vector_core)
+                fill_rest(state, call, block, vector_core)
 
         return visit
 

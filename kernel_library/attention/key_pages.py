@@ -48,7 +48,7 @@ class PageShape:
 
 
 def page_loader(page: PageShape, pages: Any) -> Callable[[Rings, Any, Block, Any], Any]:
-    """``load_keys`` of :func:`indexer_scores` for a cache ``kv_cache`` of ``pages`` pages and a ``block_table``.
+    """``load_keys`` of :func:`indexer_scores` for a ``kv_cache`` of ``pages`` pages and a ``block_table``.
 
     ``block.source`` is the row of the table. No page outside of the cache is read, whatever the table says.
     """

@@ -212,8 +212,8 @@ score does not depend on that. Tiles are skipped where a step has none of their 
         "ke": "the key after the last of each query's window",
         "out": "[tokens, columns], row-major, each row from its window's first key on",
     },
-    tolerance="small integers to the last bit of bf16; random values within calc_diff 5e-4 of float64 products "
-    "of the dequantised values",
+    tolerance="small integers to the last bit of bf16; random values within calc_diff 5e-4 of float64 "
+    "products of the dequantised values",
     facts=(
         "https://github.com/deepseek-ai/DeepGEMM (fp8_fp4_mqa_logits: arguments, rows from ks on, limits)",
     ),

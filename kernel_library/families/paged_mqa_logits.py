@@ -49,8 +49,8 @@ class PagedMqaLogitsSpec(
 ):
     """out[i, j] = sum over heads h of relu(q[i, h] . key j of i's request) * weights[i, h].
 
-    ``heads``, ``head_dim``, ``dtype``, ``columns`` and ``clean`` are those of mqa_logits. Keys lie in pages of
-    ``page_size`` keys, in ``layout``; ``pages`` counts those of the cache and ``table_columns`` those that a
+    ``heads``, ``head_dim``, ``dtype``, ``columns`` and ``clean`` are those of mqa_logits. Keys lie in pages
+    of ``page_size`` keys, in ``layout``; ``pages`` counts those of the cache and ``table_columns`` those that a
     request may have. Requests have ``next_n`` queries each, or as ``indices`` says.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
@@ -256,8 +256,8 @@ are in order from (0, 0) to (tokens, 0) gives the same result.
         "metadata": "query and split of 512 keys at which each part begins, and the end",
         "out": "[tokens, columns], row-major",
     },
-    tolerance="small integers to the last bit of bf16; random values within calc_diff 5e-4 of float64 products "
-    "of the dequantised values",
+    tolerance="small integers to the last bit of bf16; random values within calc_diff 5e-4 of float64 "
+    "products of the dequantised values",
     facts=("https://github.com/deepseek-ai/DeepGEMM (fp8_fp4_paged_mqa_logits: pages, requests, limits)",),
     serves=("deep_gemm.fp8_fp4_paged_mqa_logits",),
     examples=(PagedMqaLogitsSpec(), PagedMqaLogitsSpec(heads=32, dtype="e2m1", next_n=2, clean=True)),

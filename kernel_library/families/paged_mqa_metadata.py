@@ -104,10 +104,10 @@ def _program(spec: PagedMqaMetadataSpec) -> Any:
             total = 0
             for one in T.serial(chunk):
                 query = thread * chunk + one
-                if query < tokens:
-                    if requests.is_first(call, query) > 0:
-                        work, splits = work_at(call, query)
-                        total += work * splits
+                starts = requests.is_first(call, query)
+                if T.And(query < tokens, starts > 0):
+                    work, splits = work_at(call, query)
+                    total += work * splits
             sums_ub[thread] = total
 
     @T.macro
@@ -183,8 +183,8 @@ def _program(spec: PagedMqaMetadataSpec) -> Any:
 PAGE = KernelPage(
     computes=f"""
 The work of a request is the number of its queries' tiles (64 rows of heads) times the number of splits of
-{SPLIT_KEYS} keys that they look at. With P = `boundaries` - 1 parts and W = the work of all requests, boundary p
-lies at work p*floor(W/P) + min(p, W mod P), rounded down to whole splits:
+{SPLIT_KEYS} keys that they look at. With P = `boundaries` - 1 parts and W = the work of all requests,
+boundary p lies at work p*floor(W/P) + min(p, W mod P), rounded down to whole splits:
 
     metadata[p] = (first query of the request, number of the split in it)
 
