@@ -137,7 +137,7 @@ class KernelClient:
                 if flight is None:
                     flight = self._flights[question] = _Flight()
             if leading:
-                return self._lead(flight, question, left, strict)
+                return self._lead(flight, question, max(left, 0.0) if left is not None else None, strict)
             if not flight.done.wait(left):
                 raise DeadlineExceeded(f"no kernel within {timeout:.3g} s", timeout_s=timeout)
             if flight.handle is not None:

@@ -114,3 +114,27 @@ def test_a_wrong_method_is_told_every_right_one(daemon: DaemonProcess) -> None:
     assert reply.status_code == 405
     assert {"GET", "POST"} <= set(reply.headers["allow"].split(", "))
     assert reply.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"spec":{"family":"gemm","n":"\\ud800","k":3}}',
+        b'{"spec":{"family":"gemm","\\ud800":3,"n":1,"k":3}}',
+        b'{"spec":{"family":"gemm","n":' + b"9" * 5000 + b',"k":3}}',
+        b'{"spec":' * 5000,
+        b"\xff\xfe",
+    ],
+    ids=["half a character", "half a name", "thousands of digits", "deep", "no text"],
+)
+def test_a_body_that_lies_is_a_problem_with_a_field(daemon: DaemonProcess, body: bytes) -> None:
+    for path in ("explain", "kernels"):
+        reply = httpx.post(
+            f"{daemon.rest_url}/v1/{path}", content=body, headers={"content-type": "application/json"}
+        )
+        assert 400 <= reply.status_code < 500, reply.text
+        assert reply.headers["content-type"] == "application/problem+json"
+        problem = reply.json()
+        assert problem["type"].startswith("urn:kaas:error:invalid_")
+        assert problem["details"]["field"]
+    assert "incident" not in daemon.log_text()

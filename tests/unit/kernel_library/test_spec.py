@@ -275,3 +275,21 @@ def test_foreign_integers_are_told_how_to_become_ints() -> None:
 def test_a_spec_far_beyond_any_real_one_is_refused_before_it_is_read() -> None:
     with pytest.raises(InvalidSpec, match="at most 65536"):
         parse_spec(b'{"family": "' + b"x" * 70_000 + b'"}')
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (GEMM | {"n": "\ud800"}, "n"),
+        (GEMM | {"\ud800": 1}, "\\ud800"),
+        (GEMM | {"n": "x" * 100_000}, "n"),
+        (GEMM | {"tile": {1: 2}}, "tile"),
+    ],
+    ids=["half a character", "half a name", "a long text", "a name that is no text"],
+)
+def test_a_refusal_is_short_text_that_names_the_field(record: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        parse_spec(record)
+    assert caught.value.details["field"] == field
+    assert caught.value.details["legal"]
+    assert len(caught.value.message.encode()) < 500
