@@ -1,1 +1,1 @@
-"""Parts of attention programs: scores of queries and keys, their softmax as blocks arrive, weighted values."""
+"""Parts of attention programs: scores of queries and keys, softmax as blocks arrive, weighted values."""

@@ -111,7 +111,8 @@ def tiles_of(spec: MlaDecodeSpec, target: Target) -> tuple[AttentionTiles, dict[
         # Of equal height, so that the last one is as full as can be.
         row_counts=sorted({-(-rows // count // 16) * 16 for count in counts}),
         key_counts=key_counts(spec),
-        total_rows=requests * rows,
+        matrices=requests,
+        matrix_rows=rows,
         given=spec.tile,
         more_ub_bytes=merged_parts_bytes(D_V) if spec.split else 0,
     )
