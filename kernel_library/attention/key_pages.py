@@ -126,4 +126,5 @@ def page_loader(page: PageShape, pages: Any) -> Callable[[Rings, Any, Block, Any
                 else:
                     load_tiles(rings, call, i * size, page_id)
 
-    return load_keys
+    load: Callable[[Rings, Any, Block, Any], Any] = load_keys
+    return load

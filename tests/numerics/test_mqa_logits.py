@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.indexer_inputs import UNIT, drawn, drawn_scales, drawn_weights
+from support.indexer_inputs import drawn_scales, window_inputs
 from support.kernel_checks import (
     EQUAL,
     EXACT,
@@ -67,24 +67,8 @@ def inputs(
     columns: int | None = None,
     seed: int = 1,
 ) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
     starts, ends = windows(tokens, keys)
-    room = columns or max(1, max(end - start for start, end in zip(starts, ends, strict=True)))
-    exponents = (UNIT - 1, UNIT + 1) if integers else (UNIT - 9, UNIT + 3)
-    given: dict[str, Any] = {
-        "q": drawn((tokens, spec.heads, spec.head_dim), spec.dtype, generator, integers=integers),
-        "q_scales": drawn_scales(tokens * spec.heads, spec.head_dim, generator, exponents),
-        "kv": drawn((keys, spec.head_dim), spec.dtype, generator, integers=integers),
-        "kv_scales": drawn_scales(keys, spec.head_dim, generator, exponents),
-        "weights": drawn_weights(tokens, spec.heads, generator, integers=integers),
-        "ks": torch.tensor(starts, dtype=torch.int32),
-        "ke": torch.tensor(ends, dtype=torch.int32),
-    }
-    if spec.clean:
-        given["columns"] = room
-    else:
-        given["out"] = torch.full((tokens, room), 7.0, dtype=torch.bfloat16)
-    return given
+    return window_inputs(spec, keys, starts, ends, integers=integers, columns=columns, seed=seed)
 
 
 def check(spec: MqaLogitsSpec, cores: int, given: dict[str, Any], compare: Comparison) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from support import ep_synchronisation as ep
+from support import indexer_synchronisation as indexer
 from support import sparse_inputs as sparse
 from support.block_values import random_scales, random_values
 from support.fused_positions import fused_positions
@@ -387,6 +388,8 @@ CASES: dict[str, Case] = {
     "mla_prefill": _prefill(),
     "mla_sparse_decode": _sparse_decode(),
     "mla_sparse_prefill": _sparse_prefill(),
+    "mqa_logits": Case(indexer.LOGITS, indexer.logits_inputs, sizes=indexer.LOGITS_ROOM),
+    "paged_mqa_logits": Case(indexer.PAGED, indexer.paged_logits_inputs),
     "kv_record_pack": Case(KvRecordPackSpec(fmt="fp4", tile=ROWS), lambda _: {"x": wide_rows(161, seed=1)}),
     "kv_record_unpack": Case(
         KvRecordUnpackSpec(fmt="fp8", tile=ROWS), lambda _: {"records": random_records(161, 528, seed=1)}
