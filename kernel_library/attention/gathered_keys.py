@@ -171,6 +171,9 @@ def gathered_keys(tiles: AttentionTiles, sets: Sequence[KeySet], list_rows: Any)
             for row in T.serial(rows):
                 index = state.index_ub[ring, at + row]
                 if T.And(index >= 0, index < one.records):
+                    # Stated for the copy, which would check it all again.
+                    T.assume(stage < STAGES)
+                    T.assume(row < PIECE)
                     T.copy(cache[index, 0:stored], state.raw[stage, row, 0:stored])
 
         return load

@@ -233,8 +233,8 @@ them every output of tokens whose lists name the record.
 (or 64) records, one transfer for each because values and scales are adjacent, widen them into the cube's
 layout and copy them to its L1; the next block comes while this one is multiplied. Records that do not count
 are not fetched. The extra list begins with a block of its own. Lists cost what their lengths say. Pages may
-have any size, since an index names a record by itself; there is no metadata and no split of a list over
-several cores.
+have any size, since an index names a record by itself; a cache has less than 2^31 of them. There is no
+metadata and no split of a list over several cores.
 """,
     arguments={
         "q": "[requests, s_q, heads, 512]",
