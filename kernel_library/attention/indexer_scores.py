@@ -168,8 +168,7 @@ def indexer_scores(
                 rings.q_scales_l0[tile, :, :],
             )
         T.ascend_set_flag("MTE1_MTE2", QUERIES_IN_L1 + rings.blocks[0] % QUERY_SLOTS)
-        T.ascend_set_flag("MTE1_M", QUERIES_IN_L0)
-        T.ascend_wait_flag("MTE1_M", QUERIES_IN_L0)
+        # The cube waits for keys that MTE1 copies behind these.
         rings.blocks[0] += 1
 
     @T.macro

@@ -50,8 +50,8 @@ class PagedMqaLogitsSpec(
     """out[i, j] = sum over heads h of relu(q[i, h] . key j of i's request) * weights[i, h].
 
     ``heads``, ``head_dim``, ``dtype``, ``columns`` and ``clean`` are those of mqa_logits. Keys lie in pages
-    of ``page_size`` keys in ``layout``; ``pages`` counts those of the cache and ``table_columns`` those that a
-    request may have. Requests have ``next_n`` queries each, or as ``indices`` says.
+    of ``page_size`` keys in ``layout``; ``pages`` counts those of the cache and ``table_columns`` those
+    that a request may have. Requests have ``next_n`` queries each, or as ``indices`` says.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """

@@ -17,12 +17,19 @@ PAGED = PagedMqaLogitsSpec(heads=64, head_dim=64, layout="tiles")
 
 
 def logits_inputs(_: torch.Generator) -> dict[str, Any]:
-    """Four cores have three blocks of eight queries each, of which every window crosses a step's end."""
+    """Four cores have three blocks of eight queries each.
+
+    The first one is more steps than there are slots, or nothing but columns to fill; the others are short.
+    """
     starts = [200 + token % 41 for token in range(100)]
-    ends = [start + 60 + token % 130 for token, start in enumerate(starts)]
-    return window_inputs(LOGITS, 420, starts, ends, integers=True, columns=LOGITS_ROOM["columns"])
+    lengths = [60 + token for token in range(100)]
+    lengths[0:24:8] = [1500] * 3
+    lengths[24:32] = [0] * 8
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    return window_inputs(LOGITS, 1800, starts, ends, integers=True, columns=LOGITS_ROOM["columns"])
 
 
 def paged_logits_inputs(_: torch.Generator) -> dict[str, Any]:
-    """Requests of more queries than a tile, whose keys are more steps than slots."""
-    return paged_inputs(PAGED, [3, 9, 1, 2], [1500, 600, 2100, 900], integers=True, boundaries=5)
+    """Requests of more queries than a tile, whose keys are more steps than slots, and many short ones."""
+    sizes, lengths = [3, 9, *[1] * 12, 2], [1500, 600, *[100] * 12, 900]
+    return paged_inputs(PAGED, sizes, lengths, integers=True, boundaries=5)
