@@ -24,6 +24,9 @@ def within(low: float, high: float, multiple_of: int = 1) -> msgspec.Meta:
     return msgspec.Meta(extra_json_schema=bounds | ({"multipleOf": multiple_of} if multiple_of > 1 else {}))
 
 
+LEAST_NORMAL = 2.0**-126
+"""The smallest fp32 that is no subnormal number; vector units take what is smaller for zero."""
+
 Dim = Annotated[int, within(1, 2**31 - 1)] | Literal["dynamic"]
 """A dimension that is fixed at compile time, or ``"dynamic"``: bound at launch."""
 
@@ -141,3 +144,16 @@ def require_float(value: Any, field: str, low: float, high: float) -> None:
     if type(value) is not float or not low <= value <= high or is_negative_zero:
         legal = f"a float from {low} to {high}"
         raise InvalidSpec(f"{field} is {shown(value)}; legal: {legal}", field=field, legal=legal)
+
+
+def require_epsilon(value: Any, field: str, low: float = 0.0) -> None:
+    """Raise :class:`InvalidSpec` unless ``value`` is a float from ``low`` to 1.0, not subnormal in fp32.
+
+    0.0 is legal where ``low`` is 0.0: then there is no such term.
+    """
+    if low == 0.0 and type(value) is float and 0.0 < value < LEAST_NORMAL:
+        legal = f"0.0, or a float from {LEAST_NORMAL} to 1.0"
+        raise InvalidSpec(
+            f"{field} is {shown(value)}, which is 0 in fp32; legal: {legal}", field=field, legal=legal
+        )
+    require_float(value, field, low, 1.0)

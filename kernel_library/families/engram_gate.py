@@ -15,6 +15,7 @@ from kaas.kernel_library.spec import (
     KernelSpec,
     require_bool,
     require_dim,
+    require_epsilon,
     require_float,
     require_int,
     within,
@@ -55,7 +56,7 @@ class EngramGateSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
     def __post_init__(self) -> None:
         require_int(self.hidden, "hidden", 64, 32768, multiple_of=64)
         require_int(self.streams, "streams", 1, MAX_STREAMS)
-        require_float(self.eps, "eps", 0.0, 1.0)
+        require_epsilon(self.eps, "eps")
         require_float(self.clamp, "clamp", 0.0, 1.0)
         require_bool(self.save, "save")
         require_bool(self.image_mask, "image_mask")

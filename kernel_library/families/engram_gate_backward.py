@@ -297,7 +297,7 @@ def _program(spec: EngramGateBackwardSpec, plan: RowPlan, cores: int) -> Any:
         token = T.alloc_var("int32")
         stream = T.truncmod(task, streams)
         partial = T.truncdiv(task, streams)
-        count = T.truncdiv(T.max(tokens - partial + partials - 1, 0), partials)
+        count = T.truncdiv(T.max(tokens - 1 - partial, -partials) + partials, partials)
         T.ascend_wait_flag("V_MTE2", TASK_EVENT)
         T.copy(call.weight[stream, 0:hidden], weight_ub[0:hidden])
         T.ascend_set_flag("MTE2_V", TASK_EVENT)

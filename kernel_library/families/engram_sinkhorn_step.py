@@ -12,7 +12,7 @@ from kaas.kernel_library.spec import (
     Dim,
     KernelSpec,
     require_dim,
-    require_float,
+    require_epsilon,
     require_int,
     within,
 )
@@ -57,7 +57,7 @@ class EngramSinkhornStepSpec(
 
     def __post_init__(self) -> None:
         require_int(self.head_dim, "head_dim", 64, 32768, multiple_of=64)
-        require_float(self.eps, "eps", 0.0, 1.0)
+        require_epsilon(self.eps, "eps")
         require_int(self.partials, "partials", 1, 1024)
         require_dim(self.rows, "rows")
         require_row_tile(self.tile)

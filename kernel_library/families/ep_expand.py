@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.expert_parallel import (
     EXPERT_PARALLEL_SOURCES,
@@ -29,7 +29,6 @@ from kaas.kernel_library.routing.part_counts import (
     pass_barrier,
     sums_of_parts,
 )
-from kaas.kernel_library.routing.word_rows import WORD_ROWS_SOURCE, word_rows
 from kaas.kernel_library.spec import DYNAMIC, Dim, KernelSpec, require_bool, require_dim
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES
 from kaas.kernel_library.vector.row_plan import (
@@ -259,7 +258,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
         lowest = buffers.call.rank * owned
         T.ascend_wait_flag("V_MTE2", slot)
         T.copy(
-            word_rows(buffers.call.recv, slots, record.words)[
+            looked_at(buffers.call.recv, (slots, record.words), "int32")[
                 source : source + count, record.experts : record.experts + topk
             ],
             buffers.index[slot, 0:count, 0:topk],
@@ -362,7 +361,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
                 if row >= 0 and row < expanded:
                     T.copy(
                         buffers.record[slot, i, 0:payload],
-                        word_rows(buffers.call.recv_x, expanded, payload)[row, 0:payload],
+                        looked_at(buffers.call.recv_x, (expanded, payload), "int32")[row, 0:payload],
                     )
                     if packs:
                         T.copy(
@@ -372,7 +371,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
                     if spec.weights:
                         T.copy(
                             buffers.weight[slot, i, k, 0:1],
-                            word_rows(buffers.call.recv_topk_weights, expanded, 1)[row, 0:1],
+                            looked_at(buffers.call.recv_topk_weights, (expanded, 1), "int32")[row, 0:1],
                         )
 
     @T.macro
@@ -383,7 +382,9 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
         if spec.cached:
             T.ascend_wait_flag("S_MTE2", slot)
         T.copy(
-            word_rows(buffers.call.recv, slots, record.words)[source : source + count, 0 : record.words],
+            looked_at(buffers.call.recv, (slots, record.words), "int32")[
+                source : source + count, 0 : record.words
+            ],
             buffers.record[slot, 0:count, 0 : record.words],
         )
         if spec.cached:
@@ -427,14 +428,14 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
             length = T.min(ZERO_WORDS, payload - chunk * ZERO_WORDS)
             T.copy(
                 zero_ub[0:length],
-                word_rows(call.recv_x, expanded, payload)[
+                looked_at(call.recv_x, (expanded, payload), "int32")[
                     row, chunk * ZERO_WORDS : chunk * ZERO_WORDS + length
                 ],
             )
         if packs:
             T.copy(T.view(zero_ub, (2 * ZERO_WORDS,), "uint16")[0:packs], call.recv_x_scales[row, 0:packs])
         if spec.weights:
-            T.copy(zero_ub[0:1], word_rows(call.recv_topk_weights, expanded, 1)[row, 0:1])
+            T.copy(zero_ub[0:1], looked_at(call.recv_topk_weights, (expanded, 1), "int32")[row, 0:1])
 
     @T.macro
     def zero_padding(buffers: Any, core: Any) -> None:
@@ -513,7 +514,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, *EXPERT_PARALLEL_SOURCES, PART_COUNTS_SOURCE, WORD_ROWS_SOURCE),
+    sources=(*ROW_KERNEL_SOURCES, *EXPERT_PARALLEL_SOURCES, PART_COUNTS_SOURCE),
     page=KernelPage(
         computes=(
             "Rank r has filled the first slots of `recv[r]` with records (`ep_pack` says what one is); "

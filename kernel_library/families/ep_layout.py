@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.expert_parallel import (
     EXPERT_PARALLEL_SOURCES,
@@ -30,7 +30,6 @@ from kaas.kernel_library.routing.part_counts import (
     pass_barrier,
     sums_of_parts,
 )
-from kaas.kernel_library.routing.word_rows import WORD_ROWS_SOURCE, word_rows
 from kaas.kernel_library.spec import DYNAMIC, Dim, KernelSpec, require_dim, require_one_of
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
 from kaas.kernel_library.vector.row_plan import (
@@ -152,7 +151,7 @@ def _program(spec: EpLayoutSpec, plan: RowPlan, cores: int) -> Any:
         start = T.alloc_var("int32")
         start = begin[0] + first
         T.copy(
-            word_rows(call.topk_idx, tokens, words)[start : start + count, 0:words],
+            looked_at(call.topk_idx, (tokens, words), "int32")[start : start + count, 0:words],
             index_ub[slot, 0:count, 0:words],
         )
 
@@ -272,11 +271,11 @@ def _program(spec: EpLayoutSpec, plan: RowPlan, cores: int) -> Any:
         T.copy(slot_ub[slot, 0:count, 0:topk], call.dst_slot[start : start + count, 0:topk])
         T.copy(
             local_ub[slot, 0:count, 0:words],
-            word_rows(call.local_topk_idx, tokens, words)[start : start + count, 0:words],
+            looked_at(call.local_topk_idx, (tokens, words), "int32")[start : start + count, 0:words],
         )
         T.copy(
             in_rank_ub[slot, 0:count, 0:ranks],
-            word_rows(call.is_token_in_rank, tokens, ranks, "uint8")[start : start + count, 0:ranks],
+            looked_at(call.is_token_in_rank, (tokens, ranks), "uint8")[start : start + count, 0:ranks],
         )
 
     @T.macro
@@ -381,7 +380,6 @@ FAMILY = Family(
         *EXPERT_PARALLEL_SOURCES,
         LANE_TOPK_SOURCE,
         PART_COUNTS_SOURCE,
-        WORD_ROWS_SOURCE,
     ),
     page=KernelPage(
         computes=(

@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.expert_parallel import (
     EXPERT_PARALLEL_SOURCES,
@@ -26,7 +26,6 @@ from kaas.kernel_library.routing.lane_topk import (
     index_words,
     load_indices,
 )
-from kaas.kernel_library.routing.word_rows import WORD_ROWS_SOURCE, word_rows
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
@@ -170,7 +169,9 @@ def _program(spec: EpPackSpec, plan: RowPlan, cores: int) -> Any:
         call, record_ub, index_ub, slot_ub = state
         T.ascend_wait_flag("S_MTE2", slot)
         T.copy(
-            word_rows(call.x, tokens, record.payload_words)[first : first + count, 0 : record.payload_words],
+            looked_at(call.x, (tokens, record.payload_words), "int32")[
+                first : first + count, 0 : record.payload_words
+            ],
             record_ub[slot, 0:count, 0 : record.payload_words],
         )
         if packs:
@@ -181,11 +182,11 @@ def _program(spec: EpPackSpec, plan: RowPlan, cores: int) -> Any:
             )
         if spec.weights:
             T.copy(
-                word_rows(call.topk_weights, tokens, topk)[first : first + count, 0:topk],
+                looked_at(call.topk_weights, (tokens, topk), "int32")[first : first + count, 0:topk],
                 record_ub[slot, 0:count, record.weights : record.weights + topk],
             )
         T.copy(
-            word_rows(call.topk_idx, tokens, words)[first : first + count, 0:words],
+            looked_at(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
             index_ub[slot, 0:count, 0:words],
         )
         T.copy(call.dst_slot[first : first + count, 0:topk], slot_ub[slot, 0:count, 0:topk])
@@ -272,7 +273,7 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, *EXPERT_PARALLEL_SOURCES, LANE_TOPK_SOURCE, WORD_ROWS_SOURCE),
+    sources=(*ROW_KERNEL_SOURCES, *EXPERT_PARALLEL_SOURCES, LANE_TOPK_SOURCE),
     page=KernelPage(
         computes=(
             "`send[r, dst_slot[t, k]]` becomes the record of token t, r being the rank that owns expert "

@@ -28,7 +28,13 @@ from kaas.kernel_library.vector.row_plan import (
     plan_rows,
     require_row_tile,
 )
-from kaas.kernel_library.vector.word_blocks import WORD_BLOCKS_SOURCE, blocks_of, move_words, tokens_in_block
+from kaas.kernel_library.vector.word_blocks import (
+    MAX_WORDS,
+    WORD_BLOCKS_SOURCE,
+    blocks_of,
+    move_words,
+    tokens_in_block,
+)
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
@@ -65,7 +71,7 @@ class FusedMappingSpec(
         require_int(self.topk, "topk", 1, MAX_TOPK)
         require_int(self.alignment, "alignment", 1, MAX_ALIGNMENT)
         require_one_of(self.index_dtype, "index_dtype", INDEX_DTYPES)
-        require_dim(self.tokens, "tokens")
+        require_dim(self.tokens, "tokens", MAX_WORDS // self.topk)
         require_dim(self.expanded, "expanded")
         require_row_tile(self.tile)
         if self.alignment & (self.alignment - 1):

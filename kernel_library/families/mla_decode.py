@@ -72,7 +72,7 @@ class MlaDecodeSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only
         require_int(self.s_q, "s_q", 1, MAX_QUERIES)
         require_int(self.page, "page", 16, MAX_PAGE, multiple_of=16)
         require_bool(self.causal, "causal")
-        require_dim(self.requests, "requests")
+        require_dim(self.requests, "requests", self.MAX_EXTENT // (self.s_q * self.heads))
         require_attention_tile(self.tile)
         if self.split is not None:
             require_int(self.split, "split", 16, MAX_SPLIT, multiple_of=self.page)

@@ -88,7 +88,7 @@ class MlaSparseDecodeSpec(
                 )
         else:
             require_int(self.extra_topk, "extra_topk", 64, MAX_TOPK, multiple_of=64)
-        require_dim(self.requests, "requests")
+        require_dim(self.requests, "requests", self.MAX_EXTENT // (self.s_q * self.heads))
         require_sparse_tile(self.tile)
 
     def check_target(self, target: Target) -> None:

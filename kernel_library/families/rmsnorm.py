@@ -18,6 +18,7 @@ from kaas.kernel_library.spec import (
     KernelSpec,
     require_bool,
     require_dim,
+    require_epsilon,
     require_float,
     require_int,
     require_one_of,
@@ -84,7 +85,7 @@ class RmsNormSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
         require_one_of(self.dtype, "dtype", ("bf16", "fp16", "fp32"))
         require_bool(self.residual, "residual")
         require_bool(self.weight, "weight")
-        require_float(self.eps, "eps", 0.0, 1.0)
+        require_epsilon(self.eps, "eps")
         require_float(self.out_scale, "out_scale", -MAX_OUT_SCALE, MAX_OUT_SCALE)
         require_bool(self.rstd, "rstd")
         require_cast(self)
