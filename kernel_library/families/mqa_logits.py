@@ -75,8 +75,8 @@ def parameters(spec: MqaLogitsSpec) -> tuple[Parameter, ...]:
     return (
         Parameter(name="q", role="in", dtype=stored, shape=(tokens, spec.heads, dim // packed)),
         Parameter(name="q_scales", role="in", dtype="e8m0x2", shape=(pairs, rows)),
-        Parameter(name="kv", role="in", dtype=stored, shape=(keys, dim // packed)),
-        Parameter(name="kv_scales", role="in", dtype="e8m0x2", shape=(pairs, keys)),
+        Parameter(name="kv", role="in", dtype=stored, shape=(keys, dim // packed), may_be_empty=True),
+        Parameter(name="kv_scales", role="in", dtype="e8m0x2", shape=(pairs, keys), may_be_empty=True),
         Parameter(name="weights", role="in", dtype="bf16", shape=(tokens, spec.heads)),
         Parameter(name="ks", role="in", dtype="int32", shape=(tokens,)),
         Parameter(name="ke", role="in", dtype="int32", shape=(tokens,)),

@@ -193,6 +193,14 @@ def test_a_key_whose_scale_is_no_number_spoils_its_own_column_only() -> None:
     assert out.isnan().sum(0).tolist() == [4 if key == 123 else 0 for key in range(300)]
 
 
+def test_no_keys_at_all_are_nothing_but_minus_infinity() -> None:
+    spec = MqaLogitsSpec(heads=4, clean=True)
+    given = inputs(spec, 3, 1, lambda tokens, keys: ([0] * 3, [1] * 3), integers=True, columns=9)
+    given["kv"], given["kv_scales"] = given["kv"][:0], given["kv_scales"][:, :0]
+    expected = {"out": torch.full((3, 9), -torch.inf)}
+    run_once(kernel(spec, CORES), spec, given, expected, EXACT, sizes={"columns": 9})
+
+
 def test_windows_without_keys_leave_everything_as_it_was() -> None:
     spec = MqaLogitsSpec(heads=64)
     given = inputs(spec, 9, 50, lambda tokens, keys: ([3] * 9, [3] * 9), integers=True, columns=20)
