@@ -35,6 +35,7 @@ from kaas.kernel_library.attention.indexer_fields import (
     IndexerTiles,
 )
 from kaas.kernel_library.cube.cube_pipeline import CORE_PAIR, SECOND_VECTOR_CORE, VECTOR_LANES, Rings
+from kaas.kernel_library.entry import looked_at
 
 INDEXER_SCORES_SOURCES = (*INDEXER_FIELDS_SOURCES, "kaas.kernel_library.attention.indexer_scores")
 """For ``Family.sources`` of a family built on this module."""
@@ -147,7 +148,7 @@ def indexer_scores(
         for tile in T.serial(tiles_here):
             row = (block.first + tile * per_tile) * heads
             T.copy(
-                T.view(call.q, (all_rows, head_dim))[row : row + rows, 0:head_dim],
+                looked_at(call.q, (all_rows, head_dim))[row : row + rows, 0:head_dim],
                 rings.q_l1[rings.blocks[0] % QUERY_SLOTS, tile, :, :],
             )
             T.copy(
@@ -338,7 +339,7 @@ def indexer_scores(
         first = block.first * heads
         count = block.count * heads
         T.ascend_wait_flag("V_MTE2", WEIGHTS)
-        T.copy(T.view(call.weights, (all_rows,))[first : first + count], state.weights_ub[0:count])
+        T.copy(looked_at(call.weights, (all_rows,))[first : first + count], state.weights_ub[0:count])
         T.ascend_set_flag("MTE2_V", WEIGHTS)
         T.ascend_wait_flag("MTE2_V", WEIGHTS)
         with T.SimdVF():
