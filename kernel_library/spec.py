@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from kaas.proto.canonical import canonical_json
 from kaas.proto.dtypes import ELEMENT_TYPES
-from kaas.proto.errors import InvalidSpec
+from kaas.proto.errors import DoesNotFit, InvalidSpec
 from kaas.proto.target import Target
 
 Dtype = Literal["bf16", "fp16", "fp32"]
@@ -97,8 +98,65 @@ class KernelSpec(Spec, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     MAX_EXTENT: ClassVar[int] = 2**31 - 1
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "check_target" in vars(cls):
+            cls.check_target = _naming_what_fits(cls.check_target)  # type: ignore[method-assign]
+
     def check_target(self, target: Target) -> None:
-        """Refuse a target that this spec cannot be built for; families override as needed."""
+        """Refuse a target that this spec cannot be built for; families override as needed.
+
+        Where a number is too large for a buffer, the refusal names a smaller one that has been tried.
+        """
+
+
+def _naming_what_fits(check: Callable[[Any, Target], None]) -> Callable[[Any, Target], None]:
+    """``check``, whose refusals of a number in a field of its own name the largest one that fits."""
+
+    @functools.wraps(check)
+    def check_target(self: KernelSpec, target: Target) -> None:
+        try:
+            check(self, target)
+        except DoesNotFit as refusal:
+            field = refusal.details["field"]
+            value = getattr(self, field, None)
+            if type(value) is not int:
+                raise
+            fitting = _largest_fitting(self, field, value, functools.partial(_fits, check, target))
+            legal = f"at most {fitting} with these options" if fitting else "none with these options"
+            raise DoesNotFit(
+                f"{refusal.message}; legal: {legal}", **(refusal.details | {"legal": legal})
+            ) from None
+
+    return check_target
+
+
+def _fits(check: Callable[[Any, Target], None], target: Target, spec: KernelSpec) -> bool:
+    try:
+        check(spec, target)
+    except DoesNotFit:
+        return False
+    return True
+
+
+def _largest_fitting(
+    spec: KernelSpec, field: str, value: int, fits: Callable[[KernelSpec], bool]
+) -> int | None:
+    """The largest value below ``value`` that is legal and fits, found by bisection."""
+    annotation = next(one.type for one in msgspec.structs.fields(type(spec)) if one.name == field)
+    step = msgspec.json.schema(annotation).get("multipleOf", 1)
+    found, low, high = None, 0, value // step
+    while low + 1 < high:
+        middle = (low + high) // 2
+        try:
+            is_fitting = fits(msgspec.structs.replace(spec, **{field: middle * step}))
+        except InvalidSpec:
+            is_fitting = False
+        if is_fitting:
+            found, low = middle * step, middle
+        else:
+            high = middle
+    return found
 
 
 def require_one_of(value: Any, field: str, legal: Sequence[Any]) -> None:

@@ -91,7 +91,6 @@ def plan_of(spec: EngramGateSpec, target: Target) -> tuple[int, RowPlan]:
             target,
             row_bytes=row_bytes,
             fixed_bytes=weight_bytes,
-            column_bytes=3 * DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp32"],
             rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
             passes=3.0,
             what=f"one stream of {spec.hidden}",

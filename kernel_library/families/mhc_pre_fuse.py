@@ -95,7 +95,6 @@ def plan_of(spec: MhcPreFuseSpec, target: Target) -> RowPlan:
         fixed_bytes=fixed_bytes,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
         what=f"a token with {spec.streams} rows of {spec.hidden} bf16, beside two blocks of mixes,",
-        least_bytes=lambda hidden: token_bytes * hidden + fixed_bytes,
     )
 
 

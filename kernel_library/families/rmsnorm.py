@@ -6,8 +6,6 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import msgspec
-
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
@@ -118,7 +116,6 @@ def plan_of(spec: RmsNormSpec, target: Target) -> RowPlan:
         target,
         row_bytes=need.staged,
         fixed_bytes=need.fixed,
-        least_bytes=lambda hidden: _row_bytes(msgspec.structs.replace(spec, hidden=hidden)).least,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
         passes=2.0 if spec.cast == "none" else 4.0,
         what=f"a row of {spec.hidden} {spec.dtype}",

@@ -66,7 +66,6 @@ def plan_streams(
         rows=None if tokens == DYNAMIC else int(tokens),
         passes=passes,
         what=f"a token with {streams} rows of {hidden} bf16",
-        column_bytes=2 * streams,
     )
 
 
