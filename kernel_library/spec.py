@@ -101,7 +101,7 @@ class KernelSpec(Spec, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "check_target" in vars(cls):
-            cls.check_target = _naming_what_fits(cls.check_target)  # type: ignore[method-assign]
+            cls.check_target = _naming_what_fits(cls.check_target)  # type: ignore[method-assign, assignment]
 
     def check_target(self, target: Target) -> None:
         """Refuse a target that this spec cannot be built for; families override as needed.
