@@ -28,6 +28,16 @@ def within(low: float, high: float, multiple_of: int = 1) -> msgspec.Meta:
 LEAST_NORMAL = 2.0**-126
 """The smallest fp32 that is no subnormal number; vector units take what is smaller for zero."""
 
+Epsilon = Annotated[
+    float,
+    msgspec.Meta(
+        extra_json_schema={
+            "anyOf": [{"enum": [0.0]}, {"type": "number", "minimum": LEAST_NORMAL, "maximum": 1.0}]
+        }
+    ),
+]
+"""What is added to a sum of squares or to a divisor: nothing, or no subnormal number of fp32."""
+
 Dim = Annotated[int, within(1, 2**31 - 1)] | Literal["dynamic"]
 """A dimension that is fixed at compile time, or ``"dynamic"``: bound at launch."""
 
@@ -101,7 +111,7 @@ class KernelSpec(Spec, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "check_target" in vars(cls):
-            cls.check_target = _naming_what_fits(cls.check_target)  # type: ignore[method-assign, assignment]
+            cls.check_target = _naming_what_fits(cls.check_target)  # type: ignore[assignment]
 
     def check_target(self, target: Target) -> None:
         """Refuse a target that this spec cannot be built for; families override as needed.

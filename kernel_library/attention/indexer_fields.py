@@ -34,6 +34,8 @@ INDEXER_FIELDS_SOURCES = (
 HEAD_DIMS = (64, 128)
 DTYPES = ("e4m3", "e2m1")
 LEAST_HEADS, MOST_HEADS, HEADS_MULTIPLE = 4, 64, 4
+MAX_COLUMNS = 2**31 - 2**16
+"""Rounded up to whole blocks they are still counted in 32 bits."""
 MAX_TOKENS = 2**22
 """Of constant counts: rows of all heads and their bytes then stay below 2^31 per tensor axis."""
 
@@ -112,7 +114,7 @@ def require_indexer_fields(spec: Any) -> None:
     require_one_of(spec.head_dim, "head_dim", HEAD_DIMS)
     require_one_of(spec.dtype, "dtype", DTYPES)
     require_dim(spec.tokens, "tokens", MAX_TOKENS)
-    require_dim(spec.columns, "columns")
+    require_dim(spec.columns, "columns", MAX_COLUMNS)
     require_bool(spec.clean, "clean")
 
 

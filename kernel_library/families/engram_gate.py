@@ -12,6 +12,7 @@ from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
     Dim,
+    Epsilon,
     KernelSpec,
     require_bool,
     require_dim,
@@ -46,7 +47,7 @@ class EngramGateSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
 
     hidden: Annotated[int, within(64, 32768, multiple_of=64)]
     streams: Annotated[int, within(1, MAX_STREAMS)] = 4
-    eps: Annotated[float, within(0.0, 1.0)] = 1e-20
+    eps: Epsilon = 1e-20
     clamp: Annotated[float, within(0.0, 1.0)] = 1e-6
     save: bool = True
     image_mask: bool = False

@@ -10,6 +10,7 @@ from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
+    Epsilon,
     KernelSpec,
     require_dim,
     require_epsilon,
@@ -43,7 +44,7 @@ class EngramSinkhornFinalizeSpec(
     """
 
     head_dim: Annotated[int, within(64, 32768, multiple_of=64)]
-    eps: Annotated[float, within(0.0, 1.0)] = 1e-8
+    eps: Epsilon = 1e-8
     rows: Dim = "dynamic"
     tile: RowTile | None = None
 

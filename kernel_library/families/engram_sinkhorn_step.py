@@ -10,6 +10,7 @@ from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
+    Epsilon,
     KernelSpec,
     require_dim,
     require_epsilon,
@@ -50,7 +51,7 @@ class EngramSinkhornStepSpec(
     """
 
     head_dim: Annotated[int, within(64, 32768, multiple_of=64)]
-    eps: Annotated[float, within(0.0, 1.0)] = 1e-8
+    eps: Epsilon = 1e-8
     partials: Annotated[int, within(1, 1024)] = 256
     rows: Dim = "dynamic"
     tile: RowTile | None = None

@@ -10,6 +10,7 @@ from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
+    Epsilon,
     KernelSpec,
     require_dim,
     require_epsilon,
@@ -18,7 +19,6 @@ from kaas.kernel_library.spec import (
     within,
 )
 from kaas.kernel_library.vector.mhc_fields import (
-    Epsilon,
     Hidden,
     SinkhornEpsilon,
     Streams,

@@ -6,8 +6,16 @@
 from typing import Annotated, Any
 
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_epsilon, require_float, within
-from kaas.kernel_library.vector.mhc_fields import Epsilon, Streams, require_streams
+from kaas.kernel_library.spec import (
+    Dim,
+    Epsilon,
+    KernelSpec,
+    require_dim,
+    require_epsilon,
+    require_float,
+    within,
+)
+from kaas.kernel_library.vector.mhc_fields import Streams, require_streams
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.vector.row_plan import RowPlan
 from kaas.kernel_library.vector.token_lanes import (

@@ -72,7 +72,9 @@ class MlaDecodeSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only
         require_int(self.s_q, "s_q", 1, MAX_QUERIES)
         require_int(self.page, "page", 16, MAX_PAGE, multiple_of=16)
         require_bool(self.causal, "causal")
-        require_dim(self.requests, "requests", self.MAX_EXTENT // (self.s_q * self.heads))
+        # Rows of queries are counted in 32 bits, and so are the values of one part of a split.
+        values = D_V if self.split is not None else 1
+        require_dim(self.requests, "requests", self.MAX_EXTENT // (self.s_q * self.heads * values))
         require_attention_tile(self.tile)
         if self.split is not None:
             require_int(self.split, "split", 16, MAX_SPLIT, multiple_of=self.page)

@@ -13,6 +13,7 @@ from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
     Dtype,
+    Epsilon,
     KernelSpec,
     require_bool,
     require_dim,
@@ -68,7 +69,7 @@ class RmsNormSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
     dtype: Dtype = "bf16"
     residual: bool = False
     weight: bool = True
-    eps: Annotated[float, within(0.0, 1.0)] = 1e-6
+    eps: Epsilon = 1e-6
     out_scale: Annotated[float, within(-MAX_OUT_SCALE, MAX_OUT_SCALE)] = 1.0
     rstd: bool = False
     cast: Cast = "none"

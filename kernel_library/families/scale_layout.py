@@ -93,9 +93,10 @@ def _pairs(spec: ScaleLayoutSpec) -> Extent:
 
 
 def _source_rows(spec: ScaleLayoutSpec) -> Extent:
-    """Rows of the source."""
-    mn: Extent = "mn" if spec.mn == DYNAMIC else spec.mn
-    return mn if spec.gran_mn == 1 else divided(mn, spec.gran_mn)
+    """Rows of the source; with a dynamic mn an extent of its own, since the first argument binds it."""
+    if spec.mn != DYNAMIC:
+        return divided(int(spec.mn), spec.gran_mn)
+    return "mn" if spec.gran_mn == 1 else "scale_rows"
 
 
 def parameters(spec: ScaleLayoutSpec) -> tuple[Parameter, ...]:
@@ -171,7 +172,8 @@ FAMILY = Family(
         ),
         arguments={
             "scales": (
-                "one scale per `gran_mn` x 32 values, fp32 or pairs, either axis contiguous (`major`)"
+                "one scale per `gran_mn` x 32 values, fp32 or pairs, either axis contiguous (`major`); rows "
+                "of the result without one get 0, and scales of rows behind the last one are not read"
             ),
             "grouped_layout": "end of each group in rows (`groups` m) or in values of K (`groups` k)",
             "pairs": "e8m0 pairs [pairs of blocks, rows]",

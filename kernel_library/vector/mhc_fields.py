@@ -19,8 +19,6 @@ Width = Annotated[int, within(64, MAX_WIDTH, multiple_of=64)]
 """All streams of a token side by side."""
 Mixes = Annotated[int, within(1, MAX_MIXES)]
 """How many mixing logits a token has; M * (M + 2) with M streams."""
-Epsilon = Annotated[float, within(0.0, 1.0)]
-"""0.0, or no subnormal number of fp32."""
 LEAST_SINKHORN_EPSILON = 2.0**-100
 """Cells below fp32's normal range are taken for zero; beside this they are less than a rounding error."""
 SinkhornEpsilon = Annotated[float, within(LEAST_SINKHORN_EPSILON, 1.0)]
