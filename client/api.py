@@ -68,19 +68,19 @@ def get_kernels(
     stages = spec.stages()
     client = _client_for(stages[0].spec, soc_name)
     questions = [(stage.spec, soc_name) for stage in stages]
-    handles = [_memo.get(question) or client.find(question, strict) for question in questions]
-    if not all(handles):
+    found: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
+    for question in questions:
+        handle = _memo.get(question) or client.find(question, strict)
+        if handle is not None:
+            found[question] = handle
+    missing = [question for question in questions if question not in found]
+    if missing:
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(len(stages)) as threads:
-            handles = list(
-                threads.map(
-                    lambda question, handle: handle or client.fetch(question, timeout, strict),
-                    questions,
-                    handles,
-                )
-            )
-    return KernelChain(stages, tuple(handle for handle in handles if handle))
+        with ThreadPoolExecutor(len(missing)) as threads:
+            fetched = threads.map(lambda question: client.fetch(question, timeout, strict), missing)
+            found.update(zip(missing, fetched, strict=True))
+    return KernelChain(stages, tuple(found[question] for question in questions))
 
 
 async def aget_kernel(

@@ -59,8 +59,8 @@ def _read_torch(tensor: Any) -> Facts:
     try:
         dtype = tensor.dtype
         device = tensor.device
-        if tensor.is_neg() or tensor.is_conj():
-            raise Unreadable("its memory holds other values; call .resolve_neg() or .resolve_conj()")
+        if tensor.is_neg():  # a conjugate is complex, and no kernel takes that dtype
+            raise Unreadable("its memory holds other values; call .resolve_neg()")
         return (
             tensor.data_ptr(),
             _dtypes.get(dtype) or _name_dtype(dtype),

@@ -77,19 +77,9 @@ class Block:
     source: Any = None
 
 
-@dataclass(frozen=True)
-class IndexerScores:
-    """Macros: ``cube_side(call, core)`` and ``vector_side(call, core, vector_core, accumulators)``.
-
-    ``accumulators`` is [UB_SLOTS, tiles.rows, STEP_KEYS] fp32 in UB, seen by both.
-    """
-
-    cube_side: Callable[..., Any]
-    vector_side: Callable[..., Any]
-
-
 def indexer_scores(
     tiles: IndexerTiles,
+    cores: int,
     *,
     tokens: Any,
     columns: Any,
@@ -97,8 +87,8 @@ def indexer_scores(
     walk: Callable[[Any, Any, Any], Any],
     window: Callable[[Any, Any], Any],
     load_keys: Callable[[Rings, Any, Any, Any], Any],
-) -> IndexerScores:
-    """The macros for ``tokens`` queries and a result of ``columns`` columns.
+) -> Any:
+    """A macro ``block(call)``: ``tokens`` queries and a result of ``columns`` columns on ``cores`` cores.
 
     ``walk(call, core, visit)`` calls ``visit(block)`` for a core's blocks, on both sides alike.
     ``window(call, query)`` returns the first key of a query and the one after its last, none where they are
@@ -477,7 +467,16 @@ def indexer_scores(
         walk(call, core, finisher(state, call, accumulators, vector_core))
         close_vector()
 
-    return IndexerScores(cube_side, vector_side)
+    @T.macro
+    def block(call: Any) -> None:
+        with T.Kernel(cores) as core:
+            accumulators = T.alloc_shared((UB_SLOTS, tiles.rows, STEP_KEYS), "float32")
+            with T.Cube():
+                cube_side(call, core, accumulators)
+            with T.Vector() as vector_core:
+                vector_side(call, core, vector_core, accumulators)
+
+    return block
 
 
 def key_slot(rings: Rings) -> Any:

@@ -177,28 +177,13 @@ def sparse_program(
                 )
                 visit(place, blocks + extra_blocks)
 
-    # A macro's text knows no functions of its own, so what a walk visits with is made out here.
-    def multiplier(rings: Any) -> Any:
-        @T.macro
-        def multiply(place: Any, blocks: Any) -> None:
-            cube.tile(rings, place, blocks)
-
-        return multiply
-
-    def weigher(state: Any, call: Any) -> Any:
-        @T.macro
-        def weigh(place: Any, blocks: Any) -> None:
-            softmax.tile(state, call, place, blocks)
-
-        return weigh
-
     @T.macro
     def cube_side(call: Any, core: Any, accumulator_ub: Any, weights_l1: Any, k_l1: Any) -> None:
         rings = Rings()
         rings.keep(k_l1=k_l1)
         gathered.open_cube()
         cube.open(rings, accumulator_ub, weights_l1)
-        walk(call, core, multiplier(rings))
+        walk(call, core, cube.visitor(rings))
         cube.close()
 
     @T.macro
@@ -221,7 +206,7 @@ def sparse_program(
         state = softmax.open(accumulator_ub, weights_l1, vector_core)
         gathered.open(state, k_l1)
         open_rows(state, call)
-        walk(call, core, weigher(state, call))
+        walk(call, core, softmax.visitor(state, call))
         softmax.close()
         gathered.close()
 

@@ -11,7 +11,6 @@ from kaas.kernel_library.attention.indexer_fields import (
     MAX_TOKENS,
     MOST_HEADS,
     STEP_KEYS,
-    UB_SLOTS,
     require_indexer_fields,
     require_room,
     tiles_of,
@@ -163,6 +162,7 @@ def _program(spec: MqaLogitsSpec, cores: int) -> Any:
 
     scores = indexer_scores(
         tiles,
+        cores,
         tokens=tokens,
         columns=columns,
         clean=spec.clean,
@@ -171,16 +171,7 @@ def _program(spec: MqaLogitsSpec, cores: int) -> Any:
         load_keys=load_keys,
     )
 
-    @T.macro
-    def block(call: Any) -> None:
-        with T.Kernel(cores) as core:
-            accumulators = T.alloc_shared((UB_SLOTS, tiles.rows, STEP_KEYS), "float32")
-            with T.Cube():
-                scores.cube_side(call, core, accumulators)
-            with T.Vector() as vector_core:
-                scores.vector_side(call, core, vector_core, accumulators)
-
-    return entry.prim_func(block)
+    return entry.prim_func(scores)
 
 
 PAGE = KernelPage(

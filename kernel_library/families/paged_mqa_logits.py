@@ -12,7 +12,6 @@ from kaas.kernel_library.attention.indexer_fields import (
     MOST_HEADS,
     SPLIT_KEYS,
     STEP_KEYS,
-    UB_SLOTS,
     require_indexer_fields,
     require_next_n,
     require_room,
@@ -201,6 +200,7 @@ def _program(spec: PagedMqaLogitsSpec, cores: int) -> Any:
 
     scores = indexer_scores(
         tiles,
+        cores,
         tokens=tokens,
         columns=columns,
         clean=spec.clean,
@@ -209,16 +209,7 @@ def _program(spec: PagedMqaLogitsSpec, cores: int) -> Any:
         load_keys=page_loader(page_of(spec), pages),
     )
 
-    @T.macro
-    def block(call: Any) -> None:
-        with T.Kernel(cores) as core:
-            accumulators = T.alloc_shared((UB_SLOTS, tiles.rows, STEP_KEYS), "float32")
-            with T.Cube():
-                scores.cube_side(call, core, accumulators)
-            with T.Vector() as vector_core:
-                scores.vector_side(call, core, vector_core, accumulators)
-
-    return entry.prim_func(block)
+    return entry.prim_func(scores)
 
 
 PAGE = KernelPage(
