@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kaas.proto.errors import InvalidSpec
+from kaas.proto.errors import InvalidArgument, InvalidSpec
 
 if TYPE_CHECKING:
     from kaas.client.handle import KernelHandle
@@ -42,10 +42,10 @@ def get_kernel(
     try:
         handle = _memo.get((spec, soc_name))
     except TypeError:
-        raise _not_a_spec(spec) from None
+        raise _not_a_question(spec, soc_name) from None
     if handle is not None:
         return handle
-    client = _client_for(spec)
+    client = _client_for(spec, soc_name)
     return client.find((spec, soc_name), strict) or client.fetch((spec, soc_name), timeout, strict, priority)
 
 
@@ -71,21 +71,21 @@ def get_kernels(
             legal="a CompositeSpec such as SparseAttentionSpec()",
         )
     stages = spec.stages()
-    client = _client_for(stages[0].spec)
+    client = _client_for(stages[0].spec, soc_name)
     questions = [(stage.spec, soc_name) for stage in stages]
-    handles = [_memo.get(question) or client.find(question, strict) for question in questions]
-    if not all(handles):
+    found: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
+    for question in questions:
+        handle = _memo.get(question) or client.find(question, strict)
+        if handle is not None:
+            found[question] = handle
+    missing = [question for question in questions if question not in found]
+    if missing:
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(len(stages)) as threads:
-            handles = list(
-                threads.map(
-                    lambda question, handle: handle or client.fetch(question, timeout, strict, priority),
-                    questions,
-                    handles,
-                )
-            )
-    return KernelChain(stages, tuple(handle for handle in handles if handle))
+        with ThreadPoolExecutor(len(missing)) as threads:
+            fetched = threads.map(lambda question: client.fetch(question, timeout, strict, priority), missing)
+            found.update(zip(missing, fetched, strict=True))
+    return KernelChain(stages, tuple(found[question] for question in questions))
 
 
 async def aget_kernel(
@@ -103,10 +103,10 @@ async def aget_kernel(
     try:
         handle = _memo.get((spec, soc_name))
     except TypeError:
-        raise _not_a_spec(spec) from None
+        raise _not_a_question(spec, soc_name) from None
     if handle is not None:
         return handle
-    client = _client_for(spec)
+    client = _client_for(spec, soc_name)
     handle = client.find((spec, soc_name), strict)
     if handle is not None:
         return handle
@@ -115,13 +115,13 @@ async def aget_kernel(
     return await run_in_own_thread(lambda: client.fetch((spec, soc_name), timeout, strict, priority))
 
 
-def _client_for(spec: KernelSpec) -> KernelClient:
+def _client_for(spec: KernelSpec, soc_name: str | None) -> KernelClient:
     """This process's client; KAAS_STORE and KAAS_SOCKET are read at the first question."""
     global _client
     from kaas.kernel_library.spec import KernelSpec
 
-    if not isinstance(spec, KernelSpec):
-        raise _not_a_spec(spec)
+    if not isinstance(spec, KernelSpec) or not (soc_name is None or isinstance(soc_name, str)):
+        raise _not_a_question(spec, soc_name)
     if _client is None:
         from kaas.client.kernel_client import KernelClient
         from kaas.proto.locations import default_socket, default_store
@@ -137,9 +137,17 @@ def forget() -> None:
     _memo.clear()
 
 
-def _not_a_spec(value: object) -> InvalidSpec:
+def _not_a_question(spec: object, soc_name: object) -> InvalidSpec | InvalidArgument:
+    from kaas.kernel_library.spec import KernelSpec
+
+    if isinstance(spec, KernelSpec):
+        return InvalidArgument(
+            f"soc_name is a {type(soc_name).__name__}; legal: a SoC name such as Ascend950PR_9579, or None",
+            argument="soc_name",
+            legal="a SoC name, or None",
+        )
     return InvalidSpec(
-        f"a spec object is needed, not a {type(value).__name__}; kaas.parse_spec makes one of JSON or a dict",
+        f"a spec object is needed, not a {type(spec).__name__}; kaas.parse_spec makes one of JSON or a dict",
         field="spec",
         legal="a KernelSpec such as GemmSpec(n=4096, k=4096)",
     )

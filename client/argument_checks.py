@@ -195,7 +195,15 @@ def _shown(shape: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
+def _number(number: float) -> str:
+    try:
+        text = repr(number)
+    except ValueError:  # an integer with more digits than Python prints
+        return "with thousands of digits"
+    return text if len(text) <= 40 else f"{text[:30]}... ({len(text)} digits)"
+
+
 def _kind_of(argument: Any) -> str:
     if isinstance(argument, (int, float)) and not isinstance(argument, bool):
-        return f"the number {argument!r}"
+        return f"the number {_number(argument)}"
     return f"a {type(argument).__qualname__}" if argument is not None else "None"

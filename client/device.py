@@ -71,7 +71,8 @@ class Device:
         raw = getattr(stream, "npu_stream", stream)
         if raw is not None and (type(raw) is not int or raw < 0):
             raise InvalidArgument(
-                f"stream is a {type(stream).__qualname__}",
+                f"stream is {raw if type(raw) is int else 'a ' + type(stream).__qualname__}; expected: None, "
+                "a torch_npu stream, or an ACL stream's address as int",
                 argument="stream",
                 expected="None, a torch_npu stream, or an ACL stream's address as int",
             )

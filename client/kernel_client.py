@@ -150,6 +150,7 @@ class KernelClient:
                 if flight is None:
                     flight = self._flights[question] = _Flight()
             if leading:
+                left = max(left, 0.0) if left is not None else None
                 return self._lead(flight, question, left, strict, priority)
             if not flight.done.wait(left):
                 raise DeadlineExceeded(f"no kernel within {timeout:.3g} s", timeout_s=timeout)

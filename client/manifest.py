@@ -36,7 +36,7 @@ def read_manifest(path: Path) -> list[Entry]:
     import sys
 
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        text = sys.stdin.buffer.read().decode() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidManifest(f"the manifest {path} cannot be read: {reason}", path=str(path)) from None

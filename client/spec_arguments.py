@@ -94,5 +94,11 @@ def _record_in(name: str) -> Any:
 
     from kaas.client.manifest import load_yaml
 
-    text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    try:
+        text = sys.stdin.buffer.read().decode() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidSpec(
+            f"the spec {name} cannot be read: {reason}", field="spec", legal="UTF-8 text"
+        ) from None
     return load_yaml(text, name)

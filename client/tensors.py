@@ -46,7 +46,11 @@ def _choose(kind: type) -> Reader | None:
     if hasattr(kind, "data_ptr") and hasattr(kind, "is_contiguous"):
         return _read_torch
     # NumPy's scalars have the array interface too, but no memory that a kernel could write.
-    if any(base.__module__ == "numpy" and base.__name__ == "ndarray" for base in kind.__mro__):
+    names = {(base.__module__, base.__name__) for base in kind.__mro__}
+    # A kernel would take the values under the mask like any other.
+    if ("numpy.ma", "MaskedArray") in names or ("numpy.ma.core", "MaskedArray") in names:
+        return _refuse_masked
+    if ("numpy", "ndarray") in names:
         return _read_numpy
     return None
 
@@ -55,6 +59,8 @@ def _read_torch(tensor: Any) -> Facts:
     try:
         dtype = tensor.dtype
         device = tensor.device
+        if tensor.is_neg():  # a conjugate is complex, and no kernel takes that dtype
+            raise Unreadable("its memory holds other values; call .resolve_neg()")
         return (
             tensor.data_ptr(),
             _dtypes.get(dtype) or _name_dtype(dtype),
@@ -67,6 +73,10 @@ def _read_torch(tensor: Any) -> Facts:
         )
     except RuntimeError as error:
         raise Unreadable(str(error).splitlines()[0]) from None
+
+
+def _refuse_masked(_: Any) -> Facts:
+    raise Unreadable("a kernel knows no mask; call .filled()")
 
 
 def _read_numpy(array: Any) -> Facts:

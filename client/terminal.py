@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kaas.client import exit_status
-from kaas.proto.errors import InternalError, KaasError
+from kaas.proto.errors import InternalError, InvalidRequest, KaasError
 
 P = ParamSpec("P")
 
@@ -92,6 +92,12 @@ def guarded(command: Callable[P, int | None]) -> Callable[P, None]:
             status = exit_status.BROKEN_PIPE
         except (typer.Exit, typer.Abort):
             raise
+        except UnicodeEncodeError as error:
+            # Only what came in as bytes that are no text has no UTF-8 form.
+            word = error.object.encode("ascii", "backslashreplace").decode()
+            refused = InvalidRequest(f"{word!r} is not UTF-8 text", field="argument", legal="UTF-8 text")
+            report(refused, bool(options.get("json")))
+            status = exit_status.exit_status(refused)
         except Exception as error:
             if os.environ.get("KAAS_TRACEBACK"):
                 raise

@@ -2,6 +2,8 @@
 
 TileLang's decorator wants one written-out function per argument list; a family with optional arguments would
 need one per combination. This goes through the builder below the decorator instead.
+
+``looked_at`` and ``ring_rows`` are views of an entry's tensors and of its buffers in UB.
 """
 
 from __future__ import annotations
@@ -58,6 +60,29 @@ class Entry:
             }
             body(Arguments(values))
         return builder.get()
+
+
+def looked_at(buffer: Any, shape: Sequence[Any], dtype: str | None = None) -> Any:
+    """A tensor in global memory as ``shape`` of ``dtype`` or of its own: the same bytes, unchecked.
+
+    ``T.view`` and ``T.reshape`` count the bits of constant extents in 32 bits, and so refuse what is larger
+    than 256 MiB. Extents are to be rows and columns, never one product of both: TileLang multiplies a row by
+    its pitch in 64 bits, but an index of a flat tensor of more than 2**31 values is none.
+    """
+    import tilelang.ascend.language as T
+
+    return T.Tensor(tuple(shape), dtype or buffer.dtype, buffer.data)
+
+
+def ring_rows(ub: Any, width: int) -> Any:
+    """A ring in UB [stages, values] as [stages, rows, ``width``]: no padding between rows.
+
+    Such rows and as many of a tensor in global memory move as one run of bytes.
+    """
+    import tilelang.ascend.language as T
+
+    stages, values = (int(extent) for extent in ub.shape)
+    return T.StridedTensor((stages, values // width, width), (values, width, 1), ub.dtype, data=ub.data)
 
 
 def _declaration(parameter: Parameter, symbols: dict[str, Any]) -> Any:

@@ -35,6 +35,9 @@ ENTRY_POINT_GROUP = "kaas.families"
 MAX_SPEC_BYTES = 64 << 10
 """Far beyond any real spec; more is refused before it costs anybody time."""
 
+MAX_SHOWN = 200
+"""Characters of a refused value in a message."""
+
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
 _LOG = logging.getLogger(__name__)
@@ -196,11 +199,30 @@ def _converted(fields: dict[str, Any], spec_type: type[AnySpec]) -> AnySpec:
         return msgspec.convert(fields, spec_type, strict=True)
     except msgspec.ValidationError as error:
         raise _explain(error, spec_type) from None
+    except UnicodeEncodeError:
+        name = next((name for name, value in fields.items() if not _is_text(f"{name} {value}")), "spec")
+        raise InvalidSpec(
+            f"{_escaped(name)} holds half of a character", field=_escaped(name), legal="valid Unicode"
+        ) from None
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _escaped(text: str) -> str:
+    """Text that can be sent anywhere, half characters as escapes."""
+    return text.encode("ascii", "backslashreplace").decode() if not _is_text(text) else text
 
 
 def _explain(error: msgspec.ValidationError, spec_type: type[Spec]) -> InvalidSpec:
     """Turn msgspec's message into one that names the field and what is legal there."""
     reason, _, place = str(error).partition(" - at ")
+    place = place.removeprefix("`key` in ")  # of a mapping; what is wrong is said of the mapping
     path = [name for name in re.split(r"[.\[\]`]+", place.lstrip("`$")) if name]
     schema = json_schema(spec_type)
     unknown = re.search(r"unknown field `([^`]*)`", reason)
@@ -218,6 +240,8 @@ def _explain(error: msgspec.ValidationError, spec_type: type[Spec]) -> InvalidSp
     if missing:
         reason = "is missing"
     reason = re.sub(r"^Invalid enum value (.*)$", r"is \1", reason)
+    if len(reason) > MAX_SHOWN:
+        reason = f"{reason[:MAX_SHOWN]}... ({len(reason)} characters)"
     message = f"{name}: {reason}" + (f"; legal: {choices}" if choices else "")
     return InvalidSpec(message, field=name, legal=legal)
 

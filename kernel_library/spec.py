@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from kaas.proto.canonical import canonical_json
 from kaas.proto.dtypes import ELEMENT_TYPES
-from kaas.proto.errors import InvalidSpec
+from kaas.proto.errors import DoesNotFit, InvalidSpec
 from kaas.proto.target import Target
 
 Dtype = Literal["bf16", "fp16", "fp32"]
@@ -23,6 +24,19 @@ def within(low: float, high: float, multiple_of: int = 1) -> msgspec.Meta:
     bounds: dict[str, float] = {"minimum": low, "maximum": high}
     return msgspec.Meta(extra_json_schema=bounds | ({"multipleOf": multiple_of} if multiple_of > 1 else {}))
 
+
+LEAST_NORMAL = 2.0**-126
+"""The smallest fp32 that is no subnormal number; vector units take what is smaller for zero."""
+
+Epsilon = Annotated[
+    float,
+    msgspec.Meta(
+        extra_json_schema={
+            "anyOf": [{"enum": [0.0]}, {"type": "number", "minimum": LEAST_NORMAL, "maximum": 1.0}]
+        }
+    ),
+]
+"""What is added to a sum of squares or to a divisor: nothing, or no subnormal number of fp32."""
 
 Dim = Annotated[int, within(1, 2**31 - 1)] | Literal["dynamic"]
 """A dimension that is fixed at compile time, or ``"dynamic"``: bound at launch."""
@@ -94,8 +108,65 @@ class KernelSpec(Spec, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     MAX_EXTENT: ClassVar[int] = 2**31 - 1
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "check_target" in vars(cls):
+            cls.check_target = _naming_what_fits(cls.check_target)  # type: ignore[assignment]
+
     def check_target(self, target: Target) -> None:
-        """Refuse a target that this spec cannot be built for; families override as needed."""
+        """Refuse a target that this spec cannot be built for; families override as needed.
+
+        Where a number is too large for a buffer, the refusal names a smaller one that has been tried.
+        """
+
+
+def _naming_what_fits(check: Callable[[Any, Target], None]) -> Callable[[Any, Target], None]:
+    """``check``, whose refusals of a number in a field of its own name the largest one that fits."""
+
+    @functools.wraps(check)
+    def check_target(self: KernelSpec, target: Target) -> None:
+        try:
+            check(self, target)
+        except DoesNotFit as refusal:
+            field = refusal.details["field"]
+            value = getattr(self, field, None)
+            if type(value) is not int:
+                raise
+            fitting = _largest_fitting(self, field, value, functools.partial(_fits, check, target))
+            legal = f"at most {fitting} with these options" if fitting else "none with these options"
+            raise DoesNotFit(
+                f"{refusal.message}; legal: {legal}", **(refusal.details | {"legal": legal})
+            ) from None
+
+    return check_target
+
+
+def _fits(check: Callable[[Any, Target], None], target: Target, spec: KernelSpec) -> bool:
+    try:
+        check(spec, target)
+    except DoesNotFit:
+        return False
+    return True
+
+
+def _largest_fitting(
+    spec: KernelSpec, field: str, value: int, fits: Callable[[KernelSpec], bool]
+) -> int | None:
+    """The largest value below ``value`` that is legal and fits, found by bisection."""
+    annotation = next(one.type for one in msgspec.structs.fields(type(spec)) if one.name == field)
+    step = msgspec.json.schema(annotation).get("multipleOf", 1)
+    found, low, high = None, 0, value // step
+    while low + 1 < high:
+        middle = (low + high) // 2
+        try:
+            is_fitting = fits(msgspec.structs.replace(spec, **{field: middle * step}))
+        except InvalidSpec:
+            is_fitting = False
+        if is_fitting:
+            found, low = middle * step, middle
+        else:
+            high = middle
+    return found
 
 
 def require_one_of(value: Any, field: str, legal: Sequence[Any]) -> None:
@@ -141,3 +212,16 @@ def require_float(value: Any, field: str, low: float, high: float) -> None:
     if type(value) is not float or not low <= value <= high or is_negative_zero:
         legal = f"a float from {low} to {high}"
         raise InvalidSpec(f"{field} is {shown(value)}; legal: {legal}", field=field, legal=legal)
+
+
+def require_epsilon(value: Any, field: str, low: float = 0.0) -> None:
+    """Raise :class:`InvalidSpec` unless ``value`` is a float from ``low`` to 1.0, not subnormal in fp32.
+
+    0.0 is legal where ``low`` is 0.0: then there is no such term.
+    """
+    if low == 0.0 and type(value) is float and 0.0 < value < LEAST_NORMAL:
+        legal = f"0.0, or a float from {LEAST_NORMAL} to 1.0"
+        raise InvalidSpec(
+            f"{field} is {shown(value)}, which is 0 in fp32; legal: {legal}", field=field, legal=legal
+        )
+    require_float(value, field, low, 1.0)

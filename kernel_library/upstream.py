@@ -166,10 +166,19 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
             "export_dispatch_debug_clock",
         ),
     ),
+    "FlashMLA": _named(
+        "flash_mla",
+        "flash_mla_sparse_fwd",
+        "flash_mla_with_kvcache",
+        "get_mla_metadata",
+        "flash_attn_varlen_func",
+        "flash_attn_varlen_qkvpacked_func",
+        "flash_attn_varlen_kvpacked_func",
+        "fused_norm_rope_attn_rope_cast",
+    ),
     "DeepSelect": _named("deep_select", "topk", "get_stride_requirement"),
 }
 
-_ATTENTION = "the scores of the sparse attention's indexer, which belongs to the attention kernels"
 _ACLNN = "a reference from CANN's own operator library, not a compiled kernel; call it through torch_npu"
 _RUNTIME = "a switch of the JIT runtime; here core count, architecture and alignment come with the target"
 _LOCALITY = "placement of memory on the device by its runtime, not a kernel"
@@ -204,15 +213,6 @@ NOT_SERVED: dict[str, str] = {
         ),
         _LOCALITY,
     ),
-    **dict.fromkeys(
-        _named(
-            "deep_gemm",
-            "fp8_fp4_mqa_logits",
-            "get_paged_mqa_logits_metadata",
-            "fp8_fp4_paged_mqa_logits",
-        ),
-        _ATTENTION,
-    ),
     "deep_gemm.fp8_fp4_mega_moe": "the part of one rank: sending rows between ranks is not part of it",
     "deep_gemm.SymmBuffer": "memory that the cards of a group share, registered by their network's runtime",
     "deep_gemm.transform_weights_for_mega_moe": "a reordering on the host; weights stay as stored here",
@@ -223,6 +223,18 @@ NOT_SERVED: dict[str, str] = {
     "tile_kernels.mhc.mhc_multilayer_recompute": (
         "takes tables of device addresses, which no argument of a spec can be; mhc_pre_apply and mhc_post, "
         "once per layer, compute the same"
+    ),
+    "flash_mla.flash_mla_with_kvcache": (
+        "mla_sparse_decode where `indices` are given, mla_decode where a block table is; no list or cache of "
+        "a request is split by metadata that a caller brings"
+    ),
+    "flash_mla.get_mla_metadata": "an empty holder on Ascend; no kernel here needs a schedule made before it",
+    **dict.fromkeys(
+        _named("flash_mla", "flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func"),
+        "cuts a packed tensor up on the host and calls flash_attn_varlen_func",
+    ),
+    "flash_mla.fused_norm_rope_attn_rope_cast": (
+        "CUDA only; norm, rotary embedding, attention and cast are kernels of their own here"
     ),
     "deep_select.topk": (
         "a NaN is reported per row, not trapped; begin, hint, other dtypes and an order by value are "

@@ -99,6 +99,10 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 400:  # a body that is no JSON, or nested beyond reason
+            return problem(
+                problem_document(InvalidRequest(str(error.detail), field="body", legal="a JSON object"))
+            )
         headers = dict(error.headers) if error.headers else None
         if error.status_code == 405:
             headers = {"Allow": ", ".join(_allowed(app, request))}

@@ -1,1 +1,1 @@
-"""Parts of attention programs: products of queries and keys, softmax as blocks of keys arrive, weighted values."""
+"""Parts of attention programs: scores of queries and keys, softmax as blocks arrive, weighted values."""

@@ -46,6 +46,19 @@ class AttentionCube:
     tile: Callable[[Rings, Any, Any], Any]
     close: Callable[[], Any]
 
+    def visitor(self, rings: Rings) -> Any:
+        """A macro ``visit(place, blocks)`` for a walk over tiles.
+
+        It is made here because a macro's text knows no functions of its own.
+        """
+        import tilelang.ascend.language as T
+
+        @T.macro
+        def multiply(place: Any, blocks: Any) -> None:
+            self.tile(rings, place, blocks)
+
+        return multiply
+
 
 def attention_cube(
     tiles: AttentionTiles,

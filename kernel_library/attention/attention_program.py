@@ -57,32 +57,17 @@ def attention_program(
         tiles, limits=limits, store=store, lse_pitch=lse_pitch, as_part=merge is not None
     )
 
-    # A macro's text knows no functions of its own, so what a walk visits with is made out here.
-    def multiplier(rings: Any) -> Any:
-        @T.macro
-        def multiply(place: Any, blocks: Any) -> None:
-            cube.tile(rings, place, blocks)
-
-        return multiply
-
-    def weigher(state: Any, call: Any) -> Any:
-        @T.macro
-        def weigh(place: Any, blocks: Any) -> None:
-            softmax.tile(state, call, place, blocks)
-
-        return weigh
-
     @T.macro
     def cube_side(call: Any, core: Any, accumulator_ub: Any, weights_l1: Any) -> None:
         rings = Rings()
         cube.open(rings, accumulator_ub, weights_l1)
-        walk(call, core, multiplier(rings))
+        walk(call, core, cube.visitor(rings))
         cube.close()
 
     @T.macro
     def vector_side(call: Any, core: Any, vector_core: Any, accumulator_ub: Any, weights_l1: Any) -> None:
         state = softmax.open(accumulator_ub, weights_l1, vector_core)
-        walk(call, core, weigher(state, call))
+        walk(call, core, softmax.visitor(state, call))
         if merge is not None:
             merge(state, call, core * 2 + vector_core)
         softmax.close()

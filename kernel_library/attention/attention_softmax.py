@@ -44,6 +44,16 @@ class AttentionSoftmax:
     tile: Callable[[Rings, Any, Any, Any], Any]
     close: Callable[[], Any]
 
+    def visitor(self, state: Rings, call: Any) -> Any:
+        """A macro ``visit(place, blocks)`` for a walk over tiles, the counterpart of the cube side's."""
+        import tilelang.ascend.language as T
+
+        @T.macro
+        def weigh(place: Any, blocks: Any) -> None:
+            self.tile(state, call, place, blocks)
+
+        return weigh
+
 
 def attention_softmax(
     tiles: AttentionTiles,

@@ -91,15 +91,17 @@ def plan_attention(
     shared_values: bool,
     row_counts: Sequence[int],
     key_counts: Sequence[int],
-    total_rows: int,
+    matrices: int,
+    matrix_rows: int,
     given: AttentionTile | None = None,
     more_ub_bytes: int = 0,
 ) -> tuple[AttentionTiles, dict[str, Any]]:
     """The fitting tiles with the least modelled time, and the report of the choice.
 
-    ``shared_values`` says that values are the first ``d_v`` columns of the keys. ``total_rows`` is how many
-    rows of queries a launch is taken to have, ``more_ub_bytes`` what the family needs of UB besides. Raises
-    :class:`DoesNotFit` naming the buffer if ``given`` does not fit, or nothing does.
+    ``shared_values`` says that values are the first ``d_v`` columns of the keys. A launch is taken to have
+    ``matrices`` of ``matrix_rows`` rows of queries, each with keys of its own; ``more_ub_bytes`` is what the
+    family needs of UB besides. Raises :class:`DoesNotFit` naming the buffer if ``given`` does not fit, or
+    nothing does.
     """
     fitting: list[tuple[Candidate, AttentionTiles]] = []
     too_large: list[TooLarge] = []
@@ -114,7 +116,7 @@ def plan_attention(
                 extents = {"rows": rows, "keys": keys}
                 too_large.append(TooLarge(tiles=extents, buffer=buffer, excess_bytes=excess))
             else:
-                fitting.append((_modelled(target, tiles, total_rows), tiles))
+                fitting.append((_modelled(target, tiles, matrices, matrix_rows), tiles))
     if not fitting:
         assert refusal is not None
         raise refusal
@@ -170,7 +172,7 @@ def _require_fit(buffer: str, need: int, limit: int) -> None:
         )
 
 
-def _modelled(target: Target, tiles: AttentionTiles, total_rows: int) -> Candidate:
+def _modelled(target: Target, tiles: AttentionTiles, matrices: int, matrix_rows: int) -> Candidate:
     rows, keys, width = tiles.rows, tiles.keys, tiles.d_qk + tiles.d_v
     stored = tiles.d_qk if tiles.shared_values else width
     fed = (rows + keys) * tiles.d_qk + keys * tiles.d_v + tiles.d_v // CHUNK * rows * keys
@@ -185,6 +187,6 @@ def _modelled(target: Target, tiles: AttentionTiles, total_rows: int) -> Candida
     # Two blocks in flight are both in use while the weights of one are made: loads hide behind nothing.
     exposed = times["L2"] if tiles.key_slots == 2 and bound != "L2" else 0.0
     per_block = times[bound] + exposed + BLOCK_OVERHEAD_CYCLES
-    waves = math.ceil(math.ceil(total_rows / rows) / target.cube_cores)
+    waves = math.ceil(matrices * math.ceil(matrix_rows / rows) / target.cube_cores)
     cycles = waves * (math.ceil(NOMINAL_KEYS / keys) * per_block + TILE_OVERHEAD_CYCLES)
     return Candidate(tiles={"rows": rows, "keys": keys}, cycles=cycles, bound=bound)

@@ -113,7 +113,7 @@ def gathered_keys(tiles: AttentionTiles, sets: Sequence[KeySet], list_rows: Any)
         columns_ub = T.alloc_shared((STAGES, width // BLOCK_ELEMENTS, pitch, BLOCK_ELEMENTS), "bfloat16")
         piece_turn = T.alloc_var("int32", init=0)
         key_turn = T.alloc_var("int32", init=0)
-        hold_records(state, STAGES, PIECE, width, [one.fmt for one in sets])
+        state.keep(**hold_records(STAGES, PIECE, width, [one.fmt for one in sets]))
         state.keep(index_ub=index_ub, words=words, columns_ub=columns_ub, k_l1=k_l1)
         state.keep(columns=T.view(columns_ub, (STAGES, width * pitch), dtype="uint16"))
         state.keep(piece_turn=piece_turn.buffer, key_turn=key_turn.buffer)
@@ -171,6 +171,9 @@ def gathered_keys(tiles: AttentionTiles, sets: Sequence[KeySet], list_rows: Any)
             for row in T.serial(rows):
                 index = state.index_ub[ring, at + row]
                 if T.And(index >= 0, index < one.records):
+                    # Stated for the copy, which would check it all again.
+                    T.assume(stage < STAGES)
+                    T.assume(row < PIECE)
                     T.copy(cache[index, 0:stored], state.raw[stage, row, 0:stored])
 
         return load

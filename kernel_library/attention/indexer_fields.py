@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.kernel_library.cube.scaled_operands import PAIR
+from kaas.kernel_library.cube.scaled_operands import PAIR, SCALED_OPERAND_SOURCES
 from kaas.kernel_library.spec import (
     DYNAMIC,
     KernelSpec,
@@ -22,14 +22,20 @@ from kaas.proto.errors import DoesNotFit
 from kaas.proto.target import Target
 
 INDEXER_FIELDS_SOURCES = (
+    "kaas.kernel_library.choice",
+    "kaas.kernel_library.cube.cube_pipeline",
+    "kaas.kernel_library.cube.gemm_tiles",
+    "kaas.kernel_library.entry",
+    *SCALED_OPERAND_SOURCES,
     "kaas.kernel_library.attention.indexer_fields",
-    "kaas.kernel_library.cube.scaled_operands",
 )
 """For ``Family.sources`` of a family built on this module."""
 
 HEAD_DIMS = (64, 128)
 DTYPES = ("e4m3", "e2m1")
 LEAST_HEADS, MOST_HEADS, HEADS_MULTIPLE = 4, 64, 4
+MAX_COLUMNS = 2**31 - 2**16
+"""Rounded up to whole blocks they are still counted in 32 bits."""
 MAX_TOKENS = 2**22
 """Of constant counts: rows of all heads and their bytes then stay below 2^31 per tensor axis."""
 
@@ -108,12 +114,12 @@ def require_indexer_fields(spec: Any) -> None:
     require_one_of(spec.head_dim, "head_dim", HEAD_DIMS)
     require_one_of(spec.dtype, "dtype", DTYPES)
     require_dim(spec.tokens, "tokens", MAX_TOKENS)
-    require_dim(spec.columns, "columns")
+    require_dim(spec.columns, "columns", MAX_COLUMNS)
     require_bool(spec.clean, "clean")
 
 
 def require_next_n(next_n: Any, tokens: Any, most: int) -> None:
-    """Raise :class:`InvalidSpec` unless ``tokens`` queries are whole requests of ``next_n``, or of any size."""
+    """Raise :class:`InvalidSpec` unless ``tokens`` queries are whole requests of ``next_n``, if given."""
     require_dim(tokens, "tokens", MAX_TOKENS)
     if next_n is None:
         return

@@ -35,15 +35,9 @@ from kaas.kernel_library.attention.indexer_fields import (
     IndexerTiles,
 )
 from kaas.kernel_library.cube.cube_pipeline import CORE_PAIR, SECOND_VECTOR_CORE, VECTOR_LANES, Rings
+from kaas.kernel_library.entry import looked_at
 
-INDEXER_SCORES_SOURCES = (
-    *INDEXER_FIELDS_SOURCES,
-    "kaas.kernel_library.attention.indexer_scores",
-    "kaas.kernel_library.choice",
-    "kaas.kernel_library.cube.cube_pipeline",
-    "kaas.kernel_library.cube.gemm_tiles",
-    "kaas.kernel_library.entry",
-)
+INDEXER_SCORES_SOURCES = (*INDEXER_FIELDS_SOURCES, "kaas.kernel_library.attention.indexer_scores")
 """For ``Family.sources`` of a family built on this module."""
 
 TILELANG_DTYPES = {"e4m3": "float8_e4m3fn", "e2m1": "float4_e2m1fn"}
@@ -83,19 +77,9 @@ class Block:
     source: Any = None
 
 
-@dataclass(frozen=True)
-class IndexerScores:
-    """Macros: ``cube_side(call, core)`` and ``vector_side(call, core, vector_core, accumulators)``.
-
-    ``accumulators`` is [UB_SLOTS, tiles.rows, STEP_KEYS] fp32 in UB, seen by both.
-    """
-
-    cube_side: Callable[..., Any]
-    vector_side: Callable[..., Any]
-
-
 def indexer_scores(
     tiles: IndexerTiles,
+    cores: int,
     *,
     tokens: Any,
     columns: Any,
@@ -103,14 +87,15 @@ def indexer_scores(
     walk: Callable[[Any, Any, Any], Any],
     window: Callable[[Any, Any], Any],
     load_keys: Callable[[Rings, Any, Any, Any], Any],
-) -> IndexerScores:
-    """The macros for ``tokens`` queries and a result of ``columns`` columns.
+) -> Any:
+    """A macro ``block(call)``: ``tokens`` queries and a result of ``columns`` columns on ``cores`` cores.
 
     ``walk(call, core, visit)`` calls ``visit(block)`` for a core's blocks, on both sides alike.
     ``window(call, query)`` returns the first key of a query and the one after its last, none where they are
     equal. ``load_keys(rings, call, block, key)`` issues the copies of a step from key ``key`` on on MTE2: to
     slot ``key_slot(rings)`` of ``rings.k_l1`` [KEY_SLOTS, STEP_KEYS, head_dim] and of ``rings.k_scales_l1``
-    [KEY_SLOTS, STEP_KEYS, pairs]; keys behind the block's end may become anything. ``clean`` fills a row behind its window with minus infinity.
+    [KEY_SLOTS, STEP_KEYS, pairs]; keys behind the block's end may become anything. ``clean`` fills
+    a row behind its window with minus infinity.
     """
     import tilelang.ascend.language as T
 
@@ -153,7 +138,7 @@ def indexer_scores(
         for tile in T.serial(tiles_here):
             row = (block.first + tile * per_tile) * heads
             T.copy(
-                T.view(call.q, (all_rows, head_dim))[row : row + rows, 0:head_dim],
+                looked_at(call.q, (all_rows, head_dim))[row : row + rows, 0:head_dim],
                 rings.q_l1[rings.blocks[0] % QUERY_SLOTS, tile, :, :],
             )
             T.copy(
@@ -174,8 +159,7 @@ def indexer_scores(
                 rings.q_scales_l0[tile, :, :],
             )
         T.ascend_set_flag("MTE1_MTE2", QUERIES_IN_L1 + rings.blocks[0] % QUERY_SLOTS)
-        T.ascend_set_flag("MTE1_M", QUERIES_IN_L0)
-        T.ascend_wait_flag("MTE1_M", QUERIES_IN_L0)
+        # The cube waits for keys that MTE1 copies behind these.
         rings.blocks[0] += 1
 
     @T.macro
@@ -345,7 +329,7 @@ def indexer_scores(
         first = block.first * heads
         count = block.count * heads
         T.ascend_wait_flag("V_MTE2", WEIGHTS)
-        T.copy(T.view(call.weights, (all_rows,))[first : first + count], state.weights_ub[0:count])
+        T.copy(looked_at(call.weights, (all_rows,))[first : first + count], state.weights_ub[0:count])
         T.ascend_set_flag("MTE2_V", WEIGHTS)
         T.ascend_wait_flag("MTE2_V", WEIGHTS)
         with T.SimdVF():
@@ -434,13 +418,15 @@ def indexer_scores(
 
     @T.macro
     def fill_rest(state: Any, call: Any, block: Any, vector_core: Any) -> None:
-        """Minus infinity behind the windows of every second query."""
+        """Minus infinity behind the windows of every second query, if the block is this core's to clean."""
         mine = T.alloc_var("int32")
         query = T.alloc_var("int32")
         held = T.alloc_var("int32")
         pieces = T.alloc_var("int32")
         at = T.alloc_var("int32")
-        mine = T.truncdiv(block.count + 1 - vector_core, 2)
+        mine = 0
+        if block.cleans > 0:
+            mine = T.truncdiv(block.count + 1 - vector_core, 2)
         for one in T.serial(mine):
             query = block.first + 2 * one + vector_core
             start, end = window(call, query)
@@ -470,8 +456,7 @@ def indexer_scores(
                                 finish_tile(state, call, accumulators, block, tile, key)
                 state.steps_done[0] += block.steps
             if clean:
-                if block.cleans > 0:
-                    fill_rest(state, call, block, vector_core)
+                fill_rest(state, call, block, vector_core)
 
         return visit
 
@@ -482,7 +467,16 @@ def indexer_scores(
         walk(call, core, finisher(state, call, accumulators, vector_core))
         close_vector()
 
-    return IndexerScores(cube_side, vector_side)
+    @T.macro
+    def block(call: Any) -> None:
+        with T.Kernel(cores) as core:
+            accumulators = T.alloc_shared((UB_SLOTS, tiles.rows, STEP_KEYS), "float32")
+            with T.Cube():
+                cube_side(call, core, accumulators)
+            with T.Vector() as vector_core:
+                vector_side(call, core, vector_core, accumulators)
+
+    return block
 
 
 def key_slot(rings: Rings) -> Any:

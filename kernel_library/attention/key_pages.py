@@ -15,6 +15,7 @@ from typing import Any
 from kaas.kernel_library.attention.indexer_fields import FRACTAL, STEP_KEYS, IndexerTiles
 from kaas.kernel_library.attention.indexer_scores import TILELANG_DTYPES, Block, key_slot
 from kaas.kernel_library.cube.cube_pipeline import Rings
+from kaas.kernel_library.entry import looked_at
 
 KEY_PAGES_SOURCE = "kaas.kernel_library.attention.key_pages"
 """For ``Family.sources`` of a family built on this module."""
@@ -48,7 +49,7 @@ class PageShape:
 
 
 def page_loader(page: PageShape, pages: Any) -> Callable[[Rings, Any, Block, Any], Any]:
-    """``load_keys`` of :func:`indexer_scores` for a cache ``kv_cache`` of ``pages`` pages and a ``block_table``.
+    """``load_keys`` of :func:`indexer_scores` for a ``kv_cache`` of ``pages`` pages and a ``block_table``.
 
     ``block.source`` is the row of the table. No page outside of the cache is read, whatever the table says.
     """
@@ -64,7 +65,7 @@ def page_loader(page: PageShape, pages: Any) -> Callable[[Rings, Any, Block, Any
         """Scales of one pair to a key, which lie one behind the other as they do at the cube."""
         whole, first = page.rows(2)
         T.copy(
-            T.view(call.kv_cache, (pages, 1, whole), "uint16")[page_id, :, first : first + size],
+            looked_at(call.kv_cache, (pages, 1, whole), "uint16")[page_id, :, first : first + size],
             rings.k_scales_l1[key_slot(rings), place : place + size, :],
             transpose=True,
         )
@@ -73,13 +74,13 @@ def page_loader(page: PageShape, pages: Any) -> Callable[[Rings, Any, Block, Any
     def load_rows(rings: Any, call: Any, place: int, page_id: Any) -> None:
         whole, _ = page.rows(tiles.row_bytes)
         T.copy(
-            T.view(call.kv_cache, (pages, whole, tiles.head_dim), dtype)[page_id, 0:size, :],
+            looked_at(call.kv_cache, (pages, whole, tiles.head_dim), dtype)[page_id, 0:size, :],
             rings.k_l1[key_slot(rings), place : place + size, :],
         )
         if pairs > 1:
             whole_scales, first = page.rows(2 * pairs)
             T.copy(
-                T.view(call.kv_cache, (pages, whole_scales, pairs), "uint16")[
+                looked_at(call.kv_cache, (pages, whole_scales, pairs), "uint16")[
                     page_id, first : first + size, :
                 ],
                 rings.k_scales_l1[key_slot(rings), place : place + size, :],
@@ -94,7 +95,7 @@ def page_loader(page: PageShape, pages: Any) -> Callable[[Rings, Any, Block, Any
         # Not unrolled: behind a copy to the very first column of L1 TileLang would clear the second one.
         for column in T.serial(tiles.row_bytes // BLOCK_BYTES):
             T.copy(
-                T.view(call.kv_cache, (pages, whole, width), dtype)[
+                looked_at(call.kv_cache, (pages, whole, width), dtype)[
                     page_id, column * size : column * size + size, :
                 ],
                 rings.k_l1[key_slot(rings), place : place + size, column * width : column * width + width],
@@ -105,7 +106,7 @@ def page_loader(page: PageShape, pages: Any) -> Callable[[Rings, Any, Block, Any
                 at = first + fractal * pairs
                 row = place + fractal * FRACTAL
                 T.copy(
-                    T.view(call.kv_cache, (pages, whole_scales, FRACTAL), "uint16")[
+                    looked_at(call.kv_cache, (pages, whole_scales, FRACTAL), "uint16")[
                         page_id, at : at + pairs, :
                     ],
                     rings.k_scales_l1[key_slot(rings), row : row + FRACTAL, :],
@@ -126,4 +127,5 @@ def page_loader(page: PageShape, pages: Any) -> Callable[[Rings, Any, Block, Any
                 else:
                     load_tiles(rings, call, i * size, page_id)
 
-    return load_keys
+    load: Callable[[Rings, Any, Block, Any], Any] = load_keys
+    return load

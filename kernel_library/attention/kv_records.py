@@ -47,22 +47,21 @@ def whole_registers(width: int) -> int:
     return -(-width // ELEMENTS) * ELEMENTS
 
 
-def hold_records(held: Any, stages: int, rows: int, width: int, formats: Sequence[RecordFormat]) -> None:
-    """Allocate UB for ``stages`` stages of ``rows`` records and keep it in ``held``, a :class:`Rings`.
+def hold_records(stages: int, rows: int, width: int, formats: Sequence[RecordFormat]) -> dict[str, Any]:
+    """UB for ``stages`` stages of ``rows`` records, by the names that :class:`RecordReader` knows.
 
-    Records are either all bf16, of ``width`` values, or all quantised. ``held.raw`` is what is loaded into,
+    Records are either all bf16, of ``width`` values, or all quantised. ``raw`` is what is loaded into,
     [stages, rows, pitch], as the cache is declared: bf16 or bytes.
     """
     import tilelang.ascend.language as T
 
     if "bf16" in formats:
         raw = T.alloc_shared((stages, rows, whole_registers(width)), "bfloat16")
-        held.keep(raw=raw)
-        return
+        return {"raw": raw}
     raw = T.alloc_shared((stages, rows, RECORD_PITCH), "uint8")
     scales = T.alloc_shared((stages, rows * SCALE_PITCH), "float32")
-    held.keep(raw=raw, scales=scales)
-    held.keep(e4m3=T.view(raw, (stages, rows, RECORD_PITCH), dtype="float8_e4m3fn"))
+    e4m3 = T.view(raw, (stages, rows, RECORD_PITCH), dtype="float8_e4m3fn")
+    return {"raw": raw, "scales": scales, "e4m3": e4m3}
 
 
 def held_bytes(stages: int, rows: int, width: int, formats: Sequence[RecordFormat]) -> int:

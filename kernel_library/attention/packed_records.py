@@ -2,8 +2,8 @@
 
 fp8: the scale of 32 values is the least power of two that is not below their largest magnitude / 448, and at
 least 2^-13. fp4: that of 16 values is their largest magnitude / 6, within 2^-9 and 448, rounded to e4m3; the
-values are divided by what it became. Both round to nearest even and saturate. A block with an infinity or a NaN
-gets a scale that is NaN (255, or 0x7F) and zeros for values.
+values are divided by what it became. Both round to nearest even and saturate. A block with an infinity or a
+NaN gets a scale that is NaN (255, or 0x7F) and zeros for values.
 """
 
 # mypy: disable-error-code="untyped-decorator"

@@ -62,9 +62,8 @@ def request_groups(tokens: Any, next_n: int | None, most_keys: Any) -> RequestGr
         first = T.alloc_var("int32")
         first = 1
         if next_n is None:
-            if query > 0:
-                if call.indices[query] == call.indices[query - 1]:
-                    first = 0
+            if T.And(query > 0, call.indices[query] == call.indices[query - 1]):
+                first = 0
         else:
             if T.truncmod(query, next_n) > 0:
                 first = 0
@@ -82,11 +81,10 @@ def request_groups(tokens: Any, next_n: int | None, most_keys: Any) -> RequestGr
             more = 1
             while more > 0:
                 more = 0
-                if first + count < tokens:
-                    if call.indices[first + count] == call.indices[first]:
-                        longest = T.max(longest, length_of(call, first + count))
-                        count += 1
-                        more = 1
+                if T.And(first + count < tokens, call.indices[first + count] == call.indices[first]):
+                    longest = T.max(longest, length_of(call, first + count))
+                    count += 1
+                    more = 1
         else:
             count = next_n
             longest = length_of(call, first + next_n - 1)

@@ -1,7 +1,7 @@
 """Sparse attention program: every token of queries meets the keys of its own index lists.
 
-The cube multiplies as in dense attention; its keys come from the vector cores, which gather them, widen what is
-quantised, make weights of scores and sum weighted values. A tile is 64 heads of a token.
+The cube multiplies as in dense attention; its keys come from the vector cores, which gather them, widen what
+is quantised, make weights of scores and sum weighted values. A tile is 64 heads of a token.
 """
 
 # mypy: disable-error-code="valid-type, untyped-decorator"
@@ -71,8 +71,8 @@ def sparse_program(
     The call has ``q`` and ``out``, [..., heads, width], and the parameters that ``sets`` name, with a row of
     indices per token, ``tokens`` rows. ``length_row(token)`` is the element of the lengths that belongs to a
     token. ``with_sink``: ``attn_sink`` [heads] is one more score per head that weighs no value.
-    ``store_rows(state, call, place, head)`` stores ``state.lse_ub`` of this core's rows, the first of which is
-    ``head``, and ``state.maxima`` [rows/2] if ``with_maxima``, on MTE3 only.
+    ``store_rows(state, call, place, head)`` stores ``state.lse_ub`` of this core's rows, the first of which
+    is ``head``, and ``state.maxima`` [rows/2] if ``with_maxima``, on MTE3 only.
     """
     import tilelang.ascend.language as T
 
@@ -177,28 +177,13 @@ def sparse_program(
                 )
                 visit(place, blocks + extra_blocks)
 
-    # A macro's text knows no functions of its own, so what a walk visits with is made out here.
-    def multiplier(rings: Any) -> Any:
-        @T.macro
-        def multiply(place: Any, blocks: Any) -> None:
-            cube.tile(rings, place, blocks)
-
-        return multiply
-
-    def weigher(state: Any, call: Any) -> Any:
-        @T.macro
-        def weigh(place: Any, blocks: Any) -> None:
-            softmax.tile(state, call, place, blocks)
-
-        return weigh
-
     @T.macro
     def cube_side(call: Any, core: Any, accumulator_ub: Any, weights_l1: Any, k_l1: Any) -> None:
         rings = Rings()
         rings.keep(k_l1=k_l1)
         gathered.open_cube()
         cube.open(rings, accumulator_ub, weights_l1)
-        walk(call, core, multiplier(rings))
+        walk(call, core, cube.visitor(rings))
         cube.close()
 
     @T.macro
@@ -221,7 +206,7 @@ def sparse_program(
         state = softmax.open(accumulator_ub, weights_l1, vector_core)
         gathered.open(state, k_l1)
         open_rows(state, call)
-        walk(call, core, weigher(state, call))
+        walk(call, core, softmax.visitor(state, call))
         softmax.close()
         gathered.close()
 

@@ -44,7 +44,8 @@ def vector_core_barrier() -> Callable[[], Any]:
         T.ascend_sync_inter_arrive("PIPE_MTE3", ALL_STORED)
         T.ascend_sync_inter_wait("PIPE_MTE2", ALL_STORED)
 
-    return wait_for_all
+    barrier: Callable[[], Any] = wait_for_all
+    return barrier
 
 
 def core_barrier() -> CoreBarrier:

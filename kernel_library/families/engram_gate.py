@@ -12,9 +12,11 @@ from kaas.kernel_library.spec import (
     DTYPE_BYTES,
     DYNAMIC,
     Dim,
+    Epsilon,
     KernelSpec,
     require_bool,
     require_dim,
+    require_epsilon,
     require_float,
     require_int,
     within,
@@ -45,7 +47,7 @@ class EngramGateSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
 
     hidden: Annotated[int, within(64, 32768, multiple_of=64)]
     streams: Annotated[int, within(1, MAX_STREAMS)] = 4
-    eps: Annotated[float, within(0.0, 1.0)] = 1e-20
+    eps: Epsilon = 1e-20
     clamp: Annotated[float, within(0.0, 1.0)] = 1e-6
     save: bool = True
     image_mask: bool = False
@@ -55,7 +57,7 @@ class EngramGateSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
     def __post_init__(self) -> None:
         require_int(self.hidden, "hidden", 64, 32768, multiple_of=64)
         require_int(self.streams, "streams", 1, MAX_STREAMS)
-        require_float(self.eps, "eps", 0.0, 1.0)
+        require_epsilon(self.eps, "eps")
         require_float(self.clamp, "clamp", 0.0, 1.0)
         require_bool(self.save, "save")
         require_bool(self.image_mask, "image_mask")
@@ -90,7 +92,6 @@ def plan_of(spec: EngramGateSpec, target: Target) -> tuple[int, RowPlan]:
             target,
             row_bytes=row_bytes,
             fixed_bytes=weight_bytes,
-            column_bytes=3 * DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp32"],
             rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
             passes=3.0,
             what=f"one stream of {spec.hidden}",

@@ -107,9 +107,10 @@ def plan_of(spec: EngramGateBackwardSpec, target: Target) -> RowPlan:
         bound = "memory" if move >= compute else "vector"
         candidates.append(Candidate(tiles=tiles, cycles=steps * step, bound=bound))
     if not candidates:
-        excess = kept + stage - target.ub_bytes
+        need = kept + stage
+        excess = need - target.ub_bytes
         raise DoesNotFit(
-            f"rows of {spec.hidden} need {excess} bytes of UB more than there are",
+            f"rows of {spec.hidden} need {need} bytes of UB, {excess} more than there are",
             field="hidden",
             legal="less",
             buffer="UB",
@@ -297,7 +298,8 @@ def _program(spec: EngramGateBackwardSpec, plan: RowPlan, cores: int) -> Any:
         token = T.alloc_var("int32")
         stream = T.truncmod(task, streams)
         partial = T.truncdiv(task, streams)
-        count = T.truncdiv(T.max(tokens - partial + partials - 1, 0), partials)
+        count = T.max(tokens - partial, 0)
+        count = T.truncdiv(count, partials) + T.min(T.truncmod(count, partials), 1)
         T.ascend_wait_flag("V_MTE2", TASK_EVENT)
         T.copy(call.weight[stream, 0:hidden], weight_ub[0:hidden])
         T.ascend_set_flag("MTE2_V", TASK_EVENT)

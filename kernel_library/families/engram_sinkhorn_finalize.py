@@ -10,9 +10,10 @@ from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
+    Epsilon,
     KernelSpec,
     require_dim,
-    require_float,
+    require_epsilon,
     require_int,
     within,
 )
@@ -43,13 +44,13 @@ class EngramSinkhornFinalizeSpec(
     """
 
     head_dim: Annotated[int, within(64, 32768, multiple_of=64)]
-    eps: Annotated[float, within(0.0, 1.0)] = 1e-8
+    eps: Epsilon = 1e-8
     rows: Dim = "dynamic"
     tile: RowTile | None = None
 
     def __post_init__(self) -> None:
         require_int(self.head_dim, "head_dim", 64, 32768, multiple_of=64)
-        require_float(self.eps, "eps", 0.0, 1.0)
+        require_epsilon(self.eps, "eps")
         require_dim(self.rows, "rows")
         require_row_tile(self.tile)
 

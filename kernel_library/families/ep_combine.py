@@ -5,7 +5,7 @@
 
 from typing import Annotated, Any, Literal
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.column_tiles import (
     COLUMN_TILE_SOURCE,
@@ -160,7 +160,7 @@ def _program(spec: EpCombineSpec, tile: ColumnTile, cores: int) -> Any:
     def load_batch(state: Any, first: Any, count: Any) -> None:
         call, index_ub, _ = state
         T.copy(
-            T.view(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
+            looked_at(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
             index_ub[0:count, 0:words],
         )
 

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.expert_parallel import (
     EXPERT_PARALLEL_SOURCES,
@@ -258,7 +258,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
         lowest = buffers.call.rank * owned
         T.ascend_wait_flag("V_MTE2", slot)
         T.copy(
-            T.view(buffers.call.recv, (slots, record.words), "int32")[
+            looked_at(buffers.call.recv, (slots, record.words), "int32")[
                 source : source + count, record.experts : record.experts + topk
             ],
             buffers.index[slot, 0:count, 0:topk],
@@ -361,7 +361,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
                 if row >= 0 and row < expanded:
                     T.copy(
                         buffers.record[slot, i, 0:payload],
-                        T.view(buffers.call.recv_x, (expanded, payload), "int32")[row, 0:payload],
+                        looked_at(buffers.call.recv_x, (expanded, payload), "int32")[row, 0:payload],
                     )
                     if packs:
                         T.copy(
@@ -371,7 +371,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
                     if spec.weights:
                         T.copy(
                             buffers.weight[slot, i, k, 0:1],
-                            T.view(buffers.call.recv_topk_weights, (expanded,), "int32")[row : row + 1],
+                            looked_at(buffers.call.recv_topk_weights, (expanded, 1), "int32")[row, 0:1],
                         )
 
     @T.macro
@@ -382,7 +382,7 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
         if spec.cached:
             T.ascend_wait_flag("S_MTE2", slot)
         T.copy(
-            T.view(buffers.call.recv, (slots, record.words), "int32")[
+            looked_at(buffers.call.recv, (slots, record.words), "int32")[
                 source : source + count, 0 : record.words
             ],
             buffers.record[slot, 0:count, 0 : record.words],
@@ -428,14 +428,14 @@ def _program(spec: EpExpandSpec, plan: RowPlan, cores: int) -> Any:
             length = T.min(ZERO_WORDS, payload - chunk * ZERO_WORDS)
             T.copy(
                 zero_ub[0:length],
-                T.view(call.recv_x, (expanded, payload), "int32")[
+                looked_at(call.recv_x, (expanded, payload), "int32")[
                     row, chunk * ZERO_WORDS : chunk * ZERO_WORDS + length
                 ],
             )
         if packs:
             T.copy(T.view(zero_ub, (2 * ZERO_WORDS,), "uint16")[0:packs], call.recv_x_scales[row, 0:packs])
         if spec.weights:
-            T.copy(zero_ub[0:1], T.view(call.recv_topk_weights, (expanded,), "int32")[row : row + 1])
+            T.copy(zero_ub[0:1], looked_at(call.recv_topk_weights, (expanded, 1), "int32")[row, 0:1])
 
     @T.macro
     def zero_padding(buffers: Any, core: Any) -> None:

@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.expert_parallel import (
     EXPERT_PARALLEL_SOURCES,
@@ -151,7 +151,7 @@ def _program(spec: EpLayoutSpec, plan: RowPlan, cores: int) -> Any:
         start = T.alloc_var("int32")
         start = begin[0] + first
         T.copy(
-            T.view(call.topk_idx, (tokens, words), "int32")[start : start + count, 0:words],
+            looked_at(call.topk_idx, (tokens, words), "int32")[start : start + count, 0:words],
             index_ub[slot, 0:count, 0:words],
         )
 
@@ -271,11 +271,11 @@ def _program(spec: EpLayoutSpec, plan: RowPlan, cores: int) -> Any:
         T.copy(slot_ub[slot, 0:count, 0:topk], call.dst_slot[start : start + count, 0:topk])
         T.copy(
             local_ub[slot, 0:count, 0:words],
-            T.view(call.local_topk_idx, (tokens, words), "int32")[start : start + count, 0:words],
+            looked_at(call.local_topk_idx, (tokens, words), "int32")[start : start + count, 0:words],
         )
         T.copy(
             in_rank_ub[slot, 0:count, 0:ranks],
-            T.view(call.is_token_in_rank, (tokens, ranks), "uint8")[start : start + count, 0:ranks],
+            looked_at(call.is_token_in_rank, (tokens, ranks), "uint8")[start : start + count, 0:ranks],
         )
 
     @T.macro
@@ -375,7 +375,12 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*ROW_KERNEL_SOURCES, *EXPERT_PARALLEL_SOURCES, LANE_TOPK_SOURCE, PART_COUNTS_SOURCE),
+    sources=(
+        *ROW_KERNEL_SOURCES,
+        *EXPERT_PARALLEL_SOURCES,
+        LANE_TOPK_SOURCE,
+        PART_COUNTS_SOURCE,
+    ),
     page=KernelPage(
         computes=(
             "Rank r owns the experts from `r * experts / ranks` on. A token goes to a rank if it chose one "
@@ -389,8 +394,16 @@ FAMILY = Family(
             "of each destination holds its slot. `local_topk_idx` is -1 for experts of other ranks. Choices "
             "of no expert, -1 above all, count nowhere and have -1 in both. Slots follow the tokens' order, "
             "so the same choices give the same slots in every run and on every part.\n\n"
-            "The tokens are cut into 128 parts of `ceil(tokens / 128)`. Each core counts some parts, writes "
-            "the counts, passes a barrier of all vector cores and adds up those of the parts before its own."
+            "*Topology.* One value describes a group of ranks for all five kernels of a dispatch and its "
+            "combine: `ep_layout`, `ep_pack`, `ep_prefix`, `ep_expand` and `ep_combine`. Kernels depend on "
+            "ranks, experts, topk, record slots and alignment. `nodes` and `group_cards` say which network a "
+            "record takes: inside a super-node group (UBL128: up to 128 cards behind one stage of switches) "
+            "or across two stages. They change no kernel, but travel with the spec to whoever sets up the "
+            "network. Nothing here crosses cards: URMA writes, HCCL groups, registered memory and waiting "
+            "for other cards are the network runtime's part.\n\n"
+            "*Parts.* The tokens are cut into 128 parts of `ceil(tokens / 128)`. Each core counts some of "
+            "them, writes the counts, passes a barrier of all vector cores and adds up those of the parts "
+            "before its own."
         ),
         arguments={
             "topk_idx": (

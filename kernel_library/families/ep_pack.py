@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.expert_parallel import (
     EXPERT_PARALLEL_SOURCES,
@@ -169,7 +169,7 @@ def _program(spec: EpPackSpec, plan: RowPlan, cores: int) -> Any:
         call, record_ub, index_ub, slot_ub = state
         T.ascend_wait_flag("S_MTE2", slot)
         T.copy(
-            T.view(call.x, (tokens, record.payload_words), "int32")[
+            looked_at(call.x, (tokens, record.payload_words), "int32")[
                 first : first + count, 0 : record.payload_words
             ],
             record_ub[slot, 0:count, 0 : record.payload_words],
@@ -182,11 +182,11 @@ def _program(spec: EpPackSpec, plan: RowPlan, cores: int) -> Any:
             )
         if spec.weights:
             T.copy(
-                T.view(call.topk_weights, (tokens, topk), "int32")[first : first + count, 0:topk],
+                looked_at(call.topk_weights, (tokens, topk), "int32")[first : first + count, 0:topk],
                 record_ub[slot, 0:count, record.weights : record.weights + topk],
             )
         T.copy(
-            T.view(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
+            looked_at(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
             index_ub[slot, 0:count, 0:words],
         )
         T.copy(call.dst_slot[first : first + count, 0:topk], slot_ub[slot, 0:count, 0:topk])

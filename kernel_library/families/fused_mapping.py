@@ -28,7 +28,12 @@ from kaas.kernel_library.vector.row_plan import (
     plan_rows,
     require_row_tile,
 )
-from kaas.kernel_library.vector.word_blocks import WORD_BLOCKS_SOURCE, blocks_of, move_words, tokens_in_block
+from kaas.kernel_library.vector.word_blocks import (
+    WORD_BLOCKS_SOURCE,
+    blocks_of,
+    move_words,
+    tokens_in_block,
+)
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
@@ -38,6 +43,9 @@ MAX_EXPERTS = 1024
 MAX_TOPK = 128
 MAX_ALIGNMENT = 65536
 THREADS = 512
+MAX_CHOICES = 2**29
+MAX_EXPANDED = 2**30
+"""Threads look for empty places up to so many behind the last aligned choice, and count them in 32 bits."""
 
 
 class FusedMappingSpec(
@@ -65,8 +73,8 @@ class FusedMappingSpec(
         require_int(self.topk, "topk", 1, MAX_TOPK)
         require_int(self.alignment, "alignment", 1, MAX_ALIGNMENT)
         require_one_of(self.index_dtype, "index_dtype", INDEX_DTYPES)
-        require_dim(self.tokens, "tokens")
-        require_dim(self.expanded, "expanded")
+        require_dim(self.tokens, "tokens", MAX_CHOICES // self.topk)
+        require_dim(self.expanded, "expanded", MAX_EXPANDED)
         require_row_tile(self.tile)
         if self.alignment & (self.alignment - 1):
             legal = f"a power of two up to {MAX_ALIGNMENT}"

@@ -17,6 +17,7 @@ from kaas.kernel_library.spec import (
 )
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.vector.row_plan import RowPlan, RowTile, require_row_tile
+from kaas.kernel_library.vector.word_blocks import MAX_WORDS
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
@@ -44,7 +45,7 @@ class GroupCountSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
         require_int(self.groups, "groups", 1, MAX_GROUPS)
         require_int(self.topk, "topk", 1, MAX_INDICES_PER_TOKEN)
         require_one_of(self.index_dtype, "index_dtype", INDEX_DTYPES)
-        require_dim(self.tokens, "tokens")
+        require_dim(self.tokens, "tokens", MAX_WORDS // self.topk)
         require_row_tile(self.tile)
 
     def check_target(self, target: Target) -> None:

@@ -3,11 +3,11 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from kaas.kernel_library.attention.kv_records import RECORD_BYTES, RECORD_PITCH, WIDTH
 from kaas.kernel_library.attention.packed_records import PACKED_RECORD_SOURCES, ROW_BYTES, record_packer
-from kaas.kernel_library.cube.cube_pipeline import Rings
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import DYNAMIC, Dim, KernelSpec, require_dim, require_one_of
@@ -28,7 +28,8 @@ class KvRecordPackSpec(
 ):
     """Rows of 512 bf16 values to records of the sparse attention's caches.
 
-    "fp8": 512 e4m3 values and 16 e8m0 scales, 528 bytes. "fp4": 512 e2m1 values and 32 e4m3 scales, 288 bytes.
+    "fp8": 512 e4m3 values and 16 e8m0 scales, 528 bytes. "fp4": 512 e2m1 values and 32 e4m3 scales, 288
+    bytes.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
@@ -102,17 +103,15 @@ def _program(spec: KvRecordPackSpec, plan: RowPlan, cores: int) -> Any:
 
     run = row_pipeline(plan, cores, tokens, load=load, compute=compute, store=store)
 
-    def allocate(call: Any) -> Rings:
+    def allocate(call: Any) -> SimpleNamespace:
         stage = (plan.stages, plan.rows)
-        state = Rings()
-        state.keep(
+        return SimpleNamespace(
             call=call,
             x=T.alloc_shared((*stage, WIDTH), "bfloat16"),
             records=T.alloc_shared((*stage, RECORD_PITCH), "uint8"),
             magnitudes=T.alloc_shared((*stage, VECTOR_LANES), "float32"),
             factors=T.alloc_shared((*stage, VECTOR_LANES), "float32"),
         )
-        return state
 
     @T.macro
     def block(call: Any) -> None:
@@ -124,7 +123,8 @@ def _program(spec: KvRecordPackSpec, plan: RowPlan, cores: int) -> Any:
 
 PAGE = KernelPage(
     computes="""
-A record is what the caches of mla_sparse_decode hold for one token: its values, then the scales of their blocks.
+A record is what the caches of mla_sparse_decode hold for one token: its values, then the scales of their
+blocks.
 
 | fmt | bytes | values | scales |
 | --- | --- | --- | --- |
@@ -136,8 +136,8 @@ With a = the largest magnitude of a block,
     fp8: scale = 2^ceil(log2(max(a / 448, 1e-4)))       value = e4m3(x / scale)
     fp4: scale = e4m3(min(max(a / 6, 2^-9), 448))       value = e2m1(x / scale)
 
-in fp32, rounded to nearest even and saturating. A block with an infinity or a NaN has a scale that is NaN and zeros
-for values, so that all of it reads as NaN.
+in fp32, rounded to nearest even and saturating. A block with an infinity or a NaN has a scale that is NaN and
+zeros for values, so that all of it reads as NaN.
 """,
     arguments={
         "x": "[tokens, 512], the keys (and values) of tokens",
@@ -156,8 +156,6 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=tuple(
-        dict.fromkeys((*ROW_KERNEL_SOURCES, *PACKED_RECORD_SOURCES, "kaas.kernel_library.cube.cube_pipeline"))
-    ),
+    sources=tuple(dict.fromkeys((*ROW_KERNEL_SOURCES, *PACKED_RECORD_SOURCES))),
     page=PAGE,
 )

@@ -3,6 +3,7 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from kaas.kernel_library.attention.kv_records import (
@@ -14,7 +15,6 @@ from kaas.kernel_library.attention.kv_records import (
     hold_records,
     record_reader,
 )
-from kaas.kernel_library.cube.cube_pipeline import Rings
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import DYNAMIC, Dim, KernelSpec, require_dim, require_one_of
@@ -112,12 +112,11 @@ def _program(spec: KvRecordUnpackSpec, plan: RowPlan, cores: int) -> Any:
 
     run = row_pipeline(plan, cores, tokens, load=load, compute=compute, store=store)
 
-    def allocate(call: Any) -> Rings:
-        state = Rings()
-        hold_records(state, plan.stages, plan.rows, WIDTH, (spec.fmt,))
+    def allocate(call: Any) -> SimpleNamespace:
+        held = hold_records(plan.stages, plan.rows, WIDTH, (spec.fmt,))
         x = T.alloc_shared((plan.stages, plan.rows, WIDTH), "bfloat16")
-        state.keep(call=call, x=x, words=T.view(x, (plan.stages, plan.rows, WIDTH), dtype="uint16"))
-        return state
+        words = T.view(x, (plan.stages, plan.rows, WIDTH), dtype="uint16")
+        return SimpleNamespace(call=call, x=x, words=words, **held)
 
     @T.macro
     def block(call: Any) -> None:
@@ -129,9 +128,9 @@ def _program(spec: KvRecordUnpackSpec, plan: RowPlan, cores: int) -> Any:
 
 PAGE = KernelPage(
     computes="""
-Each value of a record times the scale of its block, as bf16; kv_record_pack says how records are laid out. Only
-products that are too small for bf16 are rounded (to nearest even). e8m0 0 is 2^-127; a scale of 255, or an e4m3
-scale that is NaN, makes its block NaN. It is what mla_sparse_decode multiplies.
+Each value of a record times the scale of its block, as bf16; kv_record_pack says how records are laid out.
+Only products that are too small for bf16 are rounded (to nearest even). e8m0 0 is 2^-127; a scale of 255, or
+an e4m3 scale that is NaN, makes its block NaN. It is what mla_sparse_decode multiplies.
 """,
     arguments={
         "records": "[tokens, 528 or 288] bytes; a cache [blocks, page, 1, bytes] is blocks * page of them",
@@ -150,8 +149,6 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=tuple(
-        dict.fromkeys((*ROW_KERNEL_SOURCES, *KV_RECORD_SOURCES, "kaas.kernel_library.cube.cube_pipeline"))
-    ),
+    sources=tuple(dict.fromkeys((*ROW_KERNEL_SOURCES, *KV_RECORD_SOURCES))),
     page=PAGE,
 )

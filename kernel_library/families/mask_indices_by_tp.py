@@ -27,7 +27,7 @@ from kaas.kernel_library.vector.row_plan import (
     require_row_tile,
 )
 from kaas.kernel_library.vector.whole_numbers import WHOLE_NUMBERS_SOURCE, remainder
-from kaas.kernel_library.vector.word_blocks import WORD_BLOCKS_SOURCE, blocks_of, move_words
+from kaas.kernel_library.vector.word_blocks import MAX_WORDS, WORD_BLOCKS_SOURCE, blocks_of, move_words
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
@@ -54,7 +54,7 @@ class MaskIndicesByTpSpec(
     def __post_init__(self) -> None:
         require_int(self.topk, "topk", 1, MAX_TOPK)
         require_one_of(self.index_dtype, "index_dtype", INDEX_DTYPES)
-        require_dim(self.tokens, "tokens")
+        require_dim(self.tokens, "tokens", MAX_WORDS // self.topk)
         require_row_tile(self.tile)
 
     def check_target(self, target: Target) -> None:

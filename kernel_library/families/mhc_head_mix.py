@@ -6,8 +6,8 @@
 from typing import Any
 
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_float
-from kaas.kernel_library.vector.mhc_fields import Epsilon, Streams, require_streams
+from kaas.kernel_library.spec import Dim, Epsilon, KernelSpec, require_dim, require_epsilon
+from kaas.kernel_library.vector.mhc_fields import Streams, require_streams
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.vector.row_plan import RowPlan
 from kaas.kernel_library.vector.token_lanes import (
@@ -38,7 +38,7 @@ class MhcHeadMixSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def __post_init__(self) -> None:
         require_streams(self.streams)
-        require_float(self.eps, "eps", 0.0, 1.0)
+        require_epsilon(self.eps, "eps")
         require_dim(self.tokens, "tokens")
 
     def check_target(self, target: Target) -> None:

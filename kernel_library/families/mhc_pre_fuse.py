@@ -5,18 +5,27 @@
 
 from typing import Annotated, Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at, ring_rows
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
+    Epsilon,
     KernelSpec,
     require_dim,
+    require_epsilon,
     require_float,
     require_int,
     within,
 )
-from kaas.kernel_library.vector.mhc_fields import Epsilon, Hidden, Streams, require_hidden, require_streams
+from kaas.kernel_library.vector.mhc_fields import (
+    Hidden,
+    SinkhornEpsilon,
+    Streams,
+    require_hidden,
+    require_sinkhorn_epsilon,
+    require_streams,
+)
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowPlan, padded, plan_rows
 from kaas.kernel_library.vector.sinkhorn_lanes import SINKHORN_SOURCES, normalised, softmax_of
@@ -54,17 +63,17 @@ class MhcPreFuseSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
     pre_eps: Epsilon = 1e-6
     post_mult: Annotated[float, within(0.0, 1024.0)] = 2.0
     repeat: Annotated[int, within(1, 32)] = 10
-    sinkhorn_eps: Epsilon = 1e-6
+    sinkhorn_eps: SinkhornEpsilon = 1e-6
     tokens: Dim = "dynamic"
 
     def __post_init__(self) -> None:
         require_hidden(self.hidden)
         require_streams(self.streams)
-        require_float(self.norm_eps, "norm_eps", 0.0, 1.0)
-        require_float(self.pre_eps, "pre_eps", 0.0, 1.0)
+        require_epsilon(self.norm_eps, "norm_eps")
+        require_epsilon(self.pre_eps, "pre_eps")
         require_float(self.post_mult, "post_mult", 0.0, 1024.0)
         require_int(self.repeat, "repeat", 1, 32)
-        require_float(self.sinkhorn_eps, "sinkhorn_eps", 0.0, 1.0)
+        require_sinkhorn_epsilon(self.sinkhorn_eps, "sinkhorn_eps")
         require_dim(self.tokens, "tokens")
 
     def check_target(self, target: Target) -> None:
@@ -86,7 +95,6 @@ def plan_of(spec: MhcPreFuseSpec, target: Target) -> RowPlan:
         fixed_bytes=fixed_bytes,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
         what=f"a token with {spec.streams} rows of {spec.hidden} bf16, beside two blocks of mixes,",
-        least_bytes=lambda hidden: token_bytes * hidden + fixed_bytes,
     )
 
 
@@ -148,24 +156,24 @@ def _program(spec: MhcPreFuseSpec, plan: RowPlan, cores: int) -> Any:
     divide_rows = normalised(streams, spec.sinkhorn_eps, rows=True)
     divide_columns = normalised(streams, spec.sinkhorn_eps, rows=False)
 
-    def flat(call: Any, tensor: LaneTensor) -> Any:
-        return T.reshape(getattr(call, tensor.name), (tokens * tensor.values,))
-
-    def rows_of(x: Any) -> Any:
-        return T.reshape(x, (tokens, width))
+    def rows_of(tensor: Any, values: int) -> Any:
+        return looked_at(tensor, (tokens, values))
 
     @T.macro
     def move(call: Any, ub: Any, side: Any, first: Any, count: Any, stored: Any) -> None:
         for tensor in tensors:
             if tensor.written == stored:
-                start = T.alloc_var("int32")
-                length = T.alloc_var("int32")
-                start = first * tensor.values
-                length = count * tensor.values
+                values = tensor.values
                 if stored:
-                    T.copy(ub[tensor.name][1][side, 0:length], flat(call, tensor)[start : start + length])
+                    T.copy(
+                        ring_rows(ub[tensor.name][1], values)[side, 0:count, 0:values],
+                        rows_of(getattr(call, tensor.name), values)[first : first + count, 0:values],
+                    )
                 else:
-                    T.copy(flat(call, tensor)[start : start + length], ub[tensor.name][1][side, 0:length])
+                    T.copy(
+                        rows_of(getattr(call, tensor.name), values)[first : first + count, 0:values],
+                        ring_rows(ub[tensor.name][1], values)[side, 0:count, 0:values],
+                    )
 
     @T.macro
     def logit(lanes: Any, factor: Any, value: Any, part: Any) -> Any:
@@ -226,7 +234,7 @@ def _program(spec: MhcPreFuseSpec, plan: RowPlan, cores: int) -> Any:
         start = T.alloc_var("int32")
         start = first + done
         T.ascend_wait_flag("MTE3_MTE2", slot)
-        T.copy(rows_of(call.x)[start : start + count, 0:width], x_ub[slot, 0:count, 0:width])
+        T.copy(rows_of(call.x, width)[start : start + count, 0:width], x_ub[slot, 0:count, 0:width])
         T.ascend_set_flag("MTE2_V", slot)
         T.ascend_wait_flag("MTE2_V", slot)
         apply(x_ub, pre_ub, slot, done, count)

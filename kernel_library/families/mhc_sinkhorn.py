@@ -6,8 +6,13 @@
 from typing import Annotated, Any
 
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_float, require_int, within
-from kaas.kernel_library.vector.mhc_fields import Epsilon, Streams, require_streams
+from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_int, within
+from kaas.kernel_library.vector.mhc_fields import (
+    SinkhornEpsilon,
+    Streams,
+    require_sinkhorn_epsilon,
+    require_streams,
+)
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.vector.row_plan import RowPlan
 from kaas.kernel_library.vector.sinkhorn_lanes import SINKHORN_SOURCES, normalised, softmax_of
@@ -33,13 +38,13 @@ class MhcSinkhornSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_on
 
     streams: Streams = 4
     repeat: Annotated[int, within(1, 32)] = 10
-    eps: Epsilon = 1e-6
+    eps: SinkhornEpsilon = 1e-6
     tokens: Dim = "dynamic"
 
     def __post_init__(self) -> None:
         require_streams(self.streams)
         require_int(self.repeat, "repeat", 1, 32)
-        require_float(self.eps, "eps", 0.0, 1.0)
+        require_sinkhorn_epsilon(self.eps, "eps")
         require_dim(self.tokens, "tokens")
 
     def check_target(self, target: Target) -> None:
@@ -120,7 +125,10 @@ FAMILY = Family(
             "row first."
         ),
         arguments={"x": "row-major: one matrix per token", "y": "like x"},
-        tolerance="2^-18 of each cell",
+        tolerance=(
+            "2^-18 of each cell for up to 20 repetitions on logits of about 1, 2^-16 for any finite logits "
+            "and `eps`; cells below 2^-126 may be 0"
+        ),
         facts=("https://github.com/deepseek-ai/TileKernels (mhc)",),
         serves=("tile_kernels.mhc.mhc_sinkhorn_fwd",),
         examples=(MhcSinkhornSpec(),),

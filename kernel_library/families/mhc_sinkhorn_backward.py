@@ -6,8 +6,13 @@
 from typing import Annotated, Any
 
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_float, require_int, within
-from kaas.kernel_library.vector.mhc_fields import Epsilon, Streams, require_streams
+from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_int, within
+from kaas.kernel_library.vector.mhc_fields import (
+    SinkhornEpsilon,
+    Streams,
+    require_sinkhorn_epsilon,
+    require_streams,
+)
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowPlan
 from kaas.kernel_library.vector.sinkhorn_lanes import (
@@ -41,13 +46,13 @@ class MhcSinkhornBackwardSpec(
 
     streams: Streams = 4
     repeat: Annotated[int, within(1, 32)] = 10
-    eps: Epsilon = 1e-6
+    eps: SinkhornEpsilon = 1e-6
     tokens: Dim = "dynamic"
 
     def __post_init__(self) -> None:
         require_streams(self.streams)
         require_int(self.repeat, "repeat", 1, 32)
-        require_float(self.eps, "eps", 0.0, 1.0)
+        require_sinkhorn_epsilon(self.eps, "eps")
         require_dim(self.tokens, "tokens")
 
     def check_target(self, target: Target) -> None:

@@ -6,8 +6,16 @@
 from typing import Annotated, Any
 
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
-from kaas.kernel_library.spec import Dim, KernelSpec, require_dim, require_float, within
-from kaas.kernel_library.vector.mhc_fields import Epsilon, Streams, require_streams
+from kaas.kernel_library.spec import (
+    Dim,
+    Epsilon,
+    KernelSpec,
+    require_dim,
+    require_epsilon,
+    require_float,
+    within,
+)
+from kaas.kernel_library.vector.mhc_fields import Streams, require_streams
 from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
 from kaas.kernel_library.vector.row_plan import RowPlan
 from kaas.kernel_library.vector.token_lanes import (
@@ -42,7 +50,7 @@ class MhcSplitMixesSpec(
     def __post_init__(self) -> None:
         require_streams(self.streams)
         require_float(self.post_mult, "post_mult", 0.0, 1024.0)
-        require_float(self.pre_eps, "pre_eps", 0.0, 1.0)
+        require_epsilon(self.pre_eps, "pre_eps")
         require_dim(self.tokens, "tokens")
 
     def check_target(self, target: Target) -> None:

@@ -72,7 +72,9 @@ class MlaDecodeSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only
         require_int(self.s_q, "s_q", 1, MAX_QUERIES)
         require_int(self.page, "page", 16, MAX_PAGE, multiple_of=16)
         require_bool(self.causal, "causal")
-        require_dim(self.requests, "requests")
+        # Rows of queries are counted in 32 bits, and so are the values of one part of a split.
+        values = D_V if self.split is not None else 1
+        require_dim(self.requests, "requests", self.MAX_EXTENT // (self.s_q * self.heads * values))
         require_attention_tile(self.tile)
         if self.split is not None:
             require_int(self.split, "split", 16, MAX_SPLIT, multiple_of=self.page)
@@ -111,7 +113,8 @@ def tiles_of(spec: MlaDecodeSpec, target: Target) -> tuple[AttentionTiles, dict[
         # Of equal height, so that the last one is as full as can be.
         row_counts=sorted({-(-rows // count // 16) * 16 for count in counts}),
         key_counts=key_counts(spec),
-        total_rows=requests * rows,
+        matrices=requests,
+        matrix_rows=rows,
         given=spec.tile,
         more_ub_bytes=merged_parts_bytes(D_V) if spec.split else 0,
     )

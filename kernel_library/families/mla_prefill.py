@@ -90,7 +90,8 @@ def tiles_of(spec: MlaPrefillSpec, target: Target) -> tuple[AttentionTiles, dict
         shared_values=False,
         row_counts=(16, 32, 64, 128),
         key_counts=(16, 32, 64, 128),
-        total_rows=tokens * spec.heads,
+        matrices=spec.heads,
+        matrix_rows=tokens,
         given=spec.tile,
     )
 

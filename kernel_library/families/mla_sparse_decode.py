@@ -46,10 +46,10 @@ class MlaSparseDecodeSpec(
 
     A record of the cache is 528 bytes: 512 e4m3 values and 16 e8m0 scales. ``extra`` names a second cache,
     "fp8" with the same records or "fp4" with such of 288 bytes: 512 e2m1 values and 32 e4m3 scales; its lists
-    have ``extra_topk`` indices. Every query token sees the records of its own lists, all heads the same. Lists
-    are multiples of 64 long; ``topk_length`` and ``extra_topk_length`` say that a call tells, per request, how
-    many indices of each count. ``attn_sink`` adds one score per head that weighs no value. ``tile`` overrides
-    how many records are taken at a time.
+    have ``extra_topk`` indices. Every query token sees the records of its own lists, all heads the same.
+    Lists are multiples of 64 long; ``topk_length`` and ``extra_topk_length`` say that a call tells, per
+    request, how many indices of each count. ``attn_sink`` adds one score per head that weighs no value.
+    ``tile`` overrides how many records are taken at a time.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
@@ -88,7 +88,7 @@ class MlaSparseDecodeSpec(
                 )
         else:
             require_int(self.extra_topk, "extra_topk", 64, MAX_TOPK, multiple_of=64)
-        require_dim(self.requests, "requests")
+        require_dim(self.requests, "requests", self.MAX_EXTENT // (self.s_q * self.heads))
         require_sparse_tile(self.tile)
 
     def check_target(self, target: Target) -> None:
@@ -219,25 +219,26 @@ For each query token and head, over the records i of both lists that count, as o
     out = sum exp(score[i]) * k[i] / (sum exp(score) + exp(attn_sink))
 
 where k[i] are the 512 values of a record times their scales, which are both key and value. An index is
-`block * page + offset`. It counts if it is one of the first `topk_length[request]` (`extra_topk_length`; all,
-without that argument) of its list, is not negative and names a record of the cache. One that appears twice counts
-twice. A token without any record has output 0 and lse +inf. `lse` leaves the sink out; a sink of +inf makes the
-output 0, one of -inf changes nothing. Scores and sums are fp32, the weights of a block of keys are rounded to
-bf16 before they are multiplied with the values, relative to the largest score so far.
+`block * page + offset`. It counts if it is one of the first `topk_length[request]` (`extra_topk_length`;
+all, without that argument) of its list, is not negative and names a record of the cache. One that appears
+twice counts twice. A token without any record has output 0 and lse +inf. `lse` leaves the sink out; a sink of
++inf makes the output 0, one of -inf changes nothing. Scores and sums are fp32, the weights of a block of keys
+are rounded to bf16 before they are multiplied with the values, relative to the largest score so far.
 
-*Records.* See kv_record_pack. Values become bf16 without rounding: e4m3 and e2m1 values times their scales are bf16
-numbers, if they are not smaller than those get. A scale that is NaN makes its values NaN, and with them
-every output of tokens whose lists name the record.
+*Records.* See kv_record_pack. Values become bf16 without rounding: e4m3 and e2m1 values times their scales
+are bf16 numbers, if they are not smaller than those get. A scale that is NaN makes its values NaN, and with
+them every output of tokens whose lists name the record.
 
 *How it runs.* A tile is 64 heads of a token; 128 heads are two tiles. Two vector cores gather a block of 128
-(or 64) records, one transfer for each because values and scales are adjacent, widen them into the cube's layout and
-copy them to its L1; the next block comes while this one is multiplied. Records that do not count are not
-fetched. The extra list begins with a block of its own. Lists cost what their lengths say. Pages may have any size,
-since an index names a record by itself; there is no metadata and no split of a list over several cores.
+(or 64) records, one transfer for each because values and scales are adjacent, widen them into the cube's
+layout and copy them to its L1; the next block comes while this one is multiplied. Records that do not count
+are not fetched. The extra list begins with a block of its own. Lists cost what their lengths say. Pages may
+have any size, since an index names a record by itself; a cache has less than 2^31 of them. There is no
+metadata and no split of a list over several cores.
 """,
     arguments={
         "q": "[requests, s_q, heads, 512]",
-        "k_cache": "[blocks, page, 1, 528] bytes, contiguous; an e4m3 or int8 cache is passed as its uint8 view",
+        "k_cache": "[blocks, page, 1, 528] bytes, contiguous; an e4m3 or int8 cache as its uint8 view",
         "indices": "[requests, s_q, topk], which records of the cache each token sees",
         "topk_length": "[requests], with `topk_length`: how many indices of a request's lists count",
         "extra_k_cache": "[extra_blocks, extra_page, 1, 528 or 288] bytes, with `extra`",
@@ -248,8 +249,8 @@ since an index names a record by itself; there is no metadata and no split of a 
         "out": "[requests, s_q, heads, 512]",
         "lse": "[requests, heads, s_q], natural logarithm",
     },
-    tolerance="out within 1e-3 + 2.01/128 of the value and calc_diff 5e-6; lse within 1e-6 + 8.01/65536 of the "
-    "value",
+    tolerance="out within 1e-3 + 2.01/128 of the value and calc_diff 5e-6; lse within 1e-6 + 8.01/65536 of "
+    "the value",
     facts=(
         "https://github.com/deepseek-ai/FlashMLA: flash_mla_interface.py and tests/ref.py (meaning of the "
         "arguments, sinks, lengths, rows without keys), tests/quant.py (records)",

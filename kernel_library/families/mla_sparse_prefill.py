@@ -41,8 +41,8 @@ class MlaSparsePrefillSpec(
     """Sparse multi-head latent attention: each query token sees the keys of its own list, all heads the same.
 
     A key is ``d_qk`` bf16 values, of which the first 512 are also the value. A list has ``topk`` indices, a
-    multiple of 64; ``topk_length`` says that a call tells how many of each count. ``attn_sink`` adds one score
-    per head that weighs no value. ``tile`` overrides how many keys are taken at a time.
+    multiple of 64; ``topk_length`` says that a call tells how many of each count. ``attn_sink`` adds one
+    score per head that weighs no value. ``tile`` overrides how many keys are taken at a time.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
@@ -167,9 +167,10 @@ token without any key has output 0, lse +inf and max_logits -inf. `lse` leaves t
 are rounded to bf16 before they are multiplied with the values, relative to the largest score so far.
 
 *How it runs.* A tile is 64 heads of a token; 128 heads are two tiles. Two vector cores gather a block of 128
-(or 64) keys, a transfer for each, lay them out for the cube and copy them to its L1; the next block comes while
-this one is multiplied. Keys that do not count are not fetched. The running output stays in UB in fp32, where a
-larger score rescales it. Lists cost what `topk_length` says, not `topk`. No number of cores is special.
+(or 64) keys, a transfer for each, lay them out for the cube and copy them to its L1; the next block comes
+while this one is multiplied. Keys that do not count are not fetched. The running output stays in UB in fp32,
+where a larger score rescales it. Lists cost what `topk_length` says, not `topk`. No number of
+cores is special.
 """,
     arguments={
         "q": "[tokens, heads, d_qk]",

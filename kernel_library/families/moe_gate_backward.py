@@ -5,7 +5,7 @@
 
 from typing import Annotated, Any, Literal
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.expert_scores import EXPERT_SCORES_SOURCE, slope
 from kaas.kernel_library.routing.lane_topk import (
@@ -233,7 +233,7 @@ def _program(spec: MoeGateBackwardSpec, plan: RowPlan, cores: int) -> Any:
         call, buffers, length = state
         T.copy(call.scores[first : first + count, 0:experts], buffers.x[slot, 0:count, 0:experts])
         T.copy(
-            T.view(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
+            looked_at(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
             buffers.index[slot, 0:count, 0:words],
         )
         T.copy(call.topk_weights[first : first + count, 0:topk], buffers.weights[slot, 0:count, 0:topk])
@@ -247,7 +247,9 @@ def _program(spec: MoeGateBackwardSpec, plan: RowPlan, cores: int) -> Any:
                 call.grad_scores_sum[sequence : sequence + touched, 0:experts],
                 buffers.sums[slot, 0:touched, 0:experts],
             )
-            T.copy(T.view(call.mask, (tokens,), "uint8")[first : first + count], buffers.mask[slot, 0:count])
+            T.copy(
+                looked_at(call.mask, (tokens,), "uint8")[first : first + count], buffers.mask[slot, 0:count]
+            )
 
     @T.macro
     def store(state: Any, slot: Any, first: Any, count: Any) -> None:

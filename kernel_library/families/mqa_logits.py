@@ -11,7 +11,6 @@ from kaas.kernel_library.attention.indexer_fields import (
     MAX_TOKENS,
     MOST_HEADS,
     STEP_KEYS,
-    UB_SLOTS,
     require_indexer_fields,
     require_room,
     tiles_of,
@@ -75,8 +74,8 @@ def parameters(spec: MqaLogitsSpec) -> tuple[Parameter, ...]:
     return (
         Parameter(name="q", role="in", dtype=stored, shape=(tokens, spec.heads, dim // packed)),
         Parameter(name="q_scales", role="in", dtype="e8m0x2", shape=(pairs, rows)),
-        Parameter(name="kv", role="in", dtype=stored, shape=(keys, dim // packed)),
-        Parameter(name="kv_scales", role="in", dtype="e8m0x2", shape=(pairs, keys)),
+        Parameter(name="kv", role="in", dtype=stored, shape=(keys, dim // packed), may_be_empty=True),
+        Parameter(name="kv_scales", role="in", dtype="e8m0x2", shape=(pairs, keys), may_be_empty=True),
         Parameter(name="weights", role="in", dtype="bf16", shape=(tokens, spec.heads)),
         Parameter(name="ks", role="in", dtype="int32", shape=(tokens,)),
         Parameter(name="ke", role="in", dtype="int32", shape=(tokens,)),
@@ -163,6 +162,7 @@ def _program(spec: MqaLogitsSpec, cores: int) -> Any:
 
     scores = indexer_scores(
         tiles,
+        cores,
         tokens=tokens,
         columns=columns,
         clean=spec.clean,
@@ -171,16 +171,7 @@ def _program(spec: MqaLogitsSpec, cores: int) -> Any:
         load_keys=load_keys,
     )
 
-    @T.macro
-    def block(call: Any) -> None:
-        with T.Kernel(cores) as core:
-            accumulators = T.alloc_shared((UB_SLOTS, tiles.rows, STEP_KEYS), "float32")
-            with T.Cube():
-                scores.cube_side(call, core, accumulators)
-            with T.Vector() as vector_core:
-                scores.vector_side(call, core, vector_core, accumulators)
-
-    return entry.prim_func(block)
+    return entry.prim_func(scores)
 
 
 PAGE = KernelPage(
@@ -212,8 +203,8 @@ score does not depend on that. Tiles are skipped where a step has none of their 
         "ke": "the key after the last of each query's window",
         "out": "[tokens, columns], row-major, each row from its window's first key on",
     },
-    tolerance="small integers to the last bit of bf16; random values within calc_diff 5e-4 of float64 products "
-    "of the dequantised values",
+    tolerance="small integers to the last bit of bf16; random values within calc_diff 5e-4 of float64 "
+    "products of the dequantised values",
     facts=(
         "https://github.com/deepseek-ai/DeepGEMM (fp8_fp4_mqa_logits: arguments, rows from ks on, limits)",
     ),

@@ -12,7 +12,6 @@ from kaas.kernel_library.attention.indexer_fields import (
     MOST_HEADS,
     SPLIT_KEYS,
     STEP_KEYS,
-    UB_SLOTS,
     require_indexer_fields,
     require_next_n,
     require_room,
@@ -49,9 +48,9 @@ class PagedMqaLogitsSpec(
 ):
     """out[i, j] = sum over heads h of relu(q[i, h] . key j of i's request) * weights[i, h].
 
-    ``heads``, ``head_dim``, ``dtype``, ``columns`` and ``clean`` are those of mqa_logits. Keys lie in pages of
-    ``page_size`` keys, in ``layout``; ``pages`` counts those of the cache and ``table_columns`` those that a
-    request may have. Requests have ``next_n`` queries each, or as ``indices`` says.
+    ``heads``, ``head_dim``, ``dtype``, ``columns`` and ``clean`` are those of mqa_logits. Keys lie in pages
+    of ``page_size`` keys in ``layout``; ``pages`` counts those of the cache and ``table_columns`` those
+    that a request may have. Requests have ``next_n`` queries each, or as ``indices`` says.
 
     Raises :class:`InvalidSpec` naming the field and its legal values.
     """
@@ -201,6 +200,7 @@ def _program(spec: PagedMqaLogitsSpec, cores: int) -> Any:
 
     scores = indexer_scores(
         tiles,
+        cores,
         tokens=tokens,
         columns=columns,
         clean=spec.clean,
@@ -209,16 +209,7 @@ def _program(spec: PagedMqaLogitsSpec, cores: int) -> Any:
         load_keys=page_loader(page_of(spec), pages),
     )
 
-    @T.macro
-    def block(call: Any) -> None:
-        with T.Kernel(cores) as core:
-            accumulators = T.alloc_shared((UB_SLOTS, tiles.rows, STEP_KEYS), "float32")
-            with T.Cube():
-                scores.cube_side(call, core, accumulators)
-            with T.Vector() as vector_core:
-                scores.vector_side(call, core, vector_core, accumulators)
-
-    return entry.prim_func(block)
+    return entry.prim_func(scores)
 
 
 PAGE = KernelPage(
@@ -249,14 +240,15 @@ are in order from (0, 0) to (tokens, 0) gives the same result.
         "low byte",
         "kv_cache": "bytes [pages, page_size, bytes of a key's values and scales]; see above for their order",
         "weights": "[tokens, heads], a factor for each head's score",
-        "context_lens": "the number of keys that a query looks at; with `next_n` that of a request's last query",
+        "context_lens": "the number of keys that a query looks at; with `next_n` that of a request's last "
+        "query",
         "indices": "the request that a query belongs to",
         "block_table": "the pages of each query's keys; with `next_n` those of each request's",
         "metadata": "query and split of 512 keys at which each part begins, and the end",
         "out": "[tokens, columns], row-major",
     },
-    tolerance="small integers to the last bit of bf16; random values within calc_diff 5e-4 of float64 products "
-    "of the dequantised values",
+    tolerance="small integers to the last bit of bf16; random values within calc_diff 5e-4 of float64 "
+    "products of the dequantised values",
     facts=("https://github.com/deepseek-ai/DeepGEMM (fp8_fp4_paged_mqa_logits: pages, requests, limits)",),
     serves=("deep_gemm.fp8_fp4_paged_mqa_logits",),
     examples=(PagedMqaLogitsSpec(), PagedMqaLogitsSpec(heads=32, dtype="e2m1", next_n=2, clean=True)),

@@ -22,10 +22,10 @@ from kaas.kernel_library.attention.request_groups import (
     request_groups,
     request_parameters,
 )
+from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import DYNAMIC, KernelSpec, require_dim, require_int, within
-from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS
 from kaas.proto.extents import Extent
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
@@ -104,10 +104,10 @@ def _program(spec: PagedMqaMetadataSpec) -> Any:
             total = 0
             for one in T.serial(chunk):
                 query = thread * chunk + one
-                if query < tokens:
-                    if requests.is_first(call, query) > 0:
-                        work, splits = work_at(call, query)
-                        total += work * splits
+                starts = requests.is_first(call, query)
+                if T.And(query < tokens, starts > 0):
+                    work, splits = work_at(call, query)
+                    total += work * splits
             sums_ub[thread] = total
 
     @T.macro
@@ -183,8 +183,8 @@ def _program(spec: PagedMqaMetadataSpec) -> Any:
 PAGE = KernelPage(
     computes=f"""
 The work of a request is the number of its queries' tiles (64 rows of heads) times the number of splits of
-{SPLIT_KEYS} keys that they look at. With P = `boundaries` - 1 parts and W = the work of all requests, boundary p lies at
-work p*floor(W/P) + min(p, W mod P), rounded down to whole splits:
+{SPLIT_KEYS} keys that they look at. With P = `boundaries` - 1 parts and W = the work of all requests,
+boundary p lies at work p*floor(W/P) + min(p, W mod P), rounded down to whole splits:
 
     metadata[p] = (first query of the request, number of the split in it)
 
@@ -195,7 +195,8 @@ cores of the consumer take parts in turn.
 A request's queries look at no more keys than the one of them that looks at the most.
 """,
     arguments={
-        "context_lens": "the number of keys that a query looks at; with `next_n` that of a request's last query",
+        "context_lens": "the number of keys that a query looks at; with `next_n` that of a request's last "
+        "query",
         "indices": "the request that a query belongs to; equal neighbours are one request",
         "metadata": "query and split of each boundary",
     },
@@ -214,11 +215,6 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(
-        *INDEXER_FIELDS_SOURCES,
-        REQUEST_GROUPS_SOURCE,
-        "kaas.kernel_library.entry",
-        "kaas.kernel_library.vector.row_pipeline",
-    ),
+    sources=(*INDEXER_FIELDS_SOURCES, REQUEST_GROUPS_SOURCE),
     page=PAGE,
 )

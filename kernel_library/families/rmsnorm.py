@@ -6,8 +6,6 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import msgspec
-
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
@@ -15,9 +13,11 @@ from kaas.kernel_library.spec import (
     DYNAMIC,
     Dim,
     Dtype,
+    Epsilon,
     KernelSpec,
     require_bool,
     require_dim,
+    require_epsilon,
     require_float,
     require_int,
     require_one_of,
@@ -69,7 +69,7 @@ class RmsNormSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
     dtype: Dtype = "bf16"
     residual: bool = False
     weight: bool = True
-    eps: Annotated[float, within(0.0, 1.0)] = 1e-6
+    eps: Epsilon = 1e-6
     out_scale: Annotated[float, within(-MAX_OUT_SCALE, MAX_OUT_SCALE)] = 1.0
     rstd: bool = False
     cast: Cast = "none"
@@ -84,7 +84,7 @@ class RmsNormSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
         require_one_of(self.dtype, "dtype", ("bf16", "fp16", "fp32"))
         require_bool(self.residual, "residual")
         require_bool(self.weight, "weight")
-        require_float(self.eps, "eps", 0.0, 1.0)
+        require_epsilon(self.eps, "eps")
         require_float(self.out_scale, "out_scale", -MAX_OUT_SCALE, MAX_OUT_SCALE)
         require_bool(self.rstd, "rstd")
         require_cast(self)
@@ -117,7 +117,6 @@ def plan_of(spec: RmsNormSpec, target: Target) -> RowPlan:
         target,
         row_bytes=need.staged,
         fixed_bytes=need.fixed,
-        least_bytes=lambda hidden: _row_bytes(msgspec.structs.replace(spec, hidden=hidden)).least,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
         passes=2.0 if spec.cast == "none" else 4.0,
         what=f"a row of {spec.hidden} {spec.dtype}",

@@ -6,8 +6,6 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import msgspec
-
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
@@ -23,7 +21,7 @@ from kaas.kernel_library.spec import (
     require_one_of,
     within,
 )
-from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline
+from kaas.kernel_library.vector.row_pipeline import PASS_CONFIGS, ROW_KERNEL_SOURCES, row_pipeline, row_stage
 from kaas.kernel_library.vector.row_plan import ROW_COUNTS, VECTOR_LANES, RowBytes, RowPlan, padded, plan_rows
 from kaas.kernel_library.vector.wide_values import (
     TILELANG_DTYPE,
@@ -109,7 +107,6 @@ def plan_of(spec: RmsNormBackwardSpec, target: Target) -> RowPlan:
         row_bytes=need.staged,
         fixed_bytes=need.fixed,
         unstaged_row_bytes=need.unstaged,
-        least_bytes=lambda hidden: _row_bytes(msgspec.structs.replace(spec, hidden=hidden)).least,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
         passes=4.0,
         what=f"a row of {spec.hidden} {spec.dtype} with its gradients",
@@ -321,24 +318,13 @@ def _part_pipeline(
     import tilelang.ascend.language as T
 
     stages, most, hidden = plan.stages, plan.rows, spec.hidden
+    stage = row_stage(load, compute, store)
 
     @T.macro
     def clear(sums: Any) -> None:
         with T.SimdVF():
             for vector in T.serial(T.uint16(padded(hidden) // VECTOR_LANES)):
                 T.simd.vsts(sums[T.cast(vector, "int32") * VECTOR_LANES], T.simd.vdup(0.0, "float32"))
-
-    @T.macro
-    def stage(state: Any, slot: Any, first: Any, count: Any) -> None:
-        T.ascend_wait_flag("MTE3_MTE2", slot)
-        load(state, slot, first, count)
-        T.ascend_set_flag("MTE2_V", slot)
-        T.ascend_wait_flag("MTE2_V", slot)
-        compute(state, slot, first, count)
-        T.ascend_set_flag("V_MTE3", slot)
-        T.ascend_wait_flag("V_MTE3", slot)
-        store(state, slot, first, count)
-        T.ascend_set_flag("MTE3_MTE2", slot)
 
     @T.macro
     def run(state: Any, core: Any) -> Any:

@@ -24,6 +24,8 @@ from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
 MAX_K = 2**22
+MAX_MN = 2**22
+"""As many rows as scaled products take of an operand."""
 GRANULARITIES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -48,7 +50,7 @@ class ScaleLayoutSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_on
     groups: Literal["none", "m", "k"] = "none"
 
     def __post_init__(self) -> None:
-        require_dim(self.mn, "mn")
+        require_dim(self.mn, "mn", MAX_MN)
         require_dim(self.k, "k", MAX_K)
         require_one_of(self.source, "source", ("fp32", "e8m0x2"))
         require_one_of(self.major, "major", ("k", "mn"))
@@ -91,7 +93,7 @@ def _pairs(spec: ScaleLayoutSpec) -> Extent:
 
 
 def _source_rows(spec: ScaleLayoutSpec) -> Extent:
-    """Rows of the source; with a dynamic mn an extent of its own, since formulas are never solved."""
+    """Rows of the source; with a dynamic mn an extent of its own, since the first argument binds it."""
     if spec.mn != DYNAMIC:
         return divided(int(spec.mn), spec.gran_mn)
     return "mn" if spec.gran_mn == 1 else "scale_rows"
@@ -171,7 +173,7 @@ FAMILY = Family(
         arguments={
             "scales": (
                 "one scale per `gran_mn` x 32 values, fp32 or pairs, either axis contiguous (`major`); rows "
-                "of the result without one get 0"
+                "of the result without one get 0, and scales of rows behind the last one are not read"
             ),
             "grouped_layout": "end of each group in rows (`groups` m) or in values of K (`groups` k)",
             "pairs": "e8m0 pairs [pairs of blocks, rows]",

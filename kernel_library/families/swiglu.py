@@ -6,8 +6,6 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import msgspec
-
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.expert_rows import (
@@ -134,7 +132,6 @@ def plan_of(spec: SwigluSpec, target: Target) -> RowPlan:
         row_bytes=need.staged,
         fixed_bytes=need.fixed,
         unstaged_row_bytes=need.unstaged,
-        least_bytes=lambda hidden: _row_bytes(msgspec.structs.replace(spec, hidden=hidden)).least,
         rows=None if spec.tokens == DYNAMIC else int(spec.tokens),
         passes=4.0,
         what=f"a row of {spec.hidden} {spec.dtype} gates and as many ups",

@@ -5,7 +5,7 @@
 
 from typing import Annotated, Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.lane_topk import (
     INDEX_DTYPES,
@@ -143,7 +143,7 @@ def _program(spec: TopkGateSpec, plan: RowPlan, cores: int) -> Any:
         call, _, index_ub = state
         T.copy(
             index_ub[slot, 0:count, 0:words],
-            T.view(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
+            looked_at(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
         )
 
     run = row_pipeline(plan, cores, tokens, load=load, compute=compute, store=store)

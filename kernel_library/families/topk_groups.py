@@ -5,7 +5,7 @@
 
 from typing import Annotated, Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.routing.expert_groups import EXPERT_GROUPS_SOURCE, MAX_GROUPS, group_sums
 from kaas.kernel_library.routing.lane_topk import (
@@ -134,7 +134,7 @@ def _program(spec: TopkGroupsSpec, plan: RowPlan, cores: int) -> Any:
     def load(state: Any, slot: Any, first: Any, count: Any) -> None:
         call, scores_ub, _ = state
         T.copy(
-            T.view(call.scores, (tokens, experts), "float32")[first : first + count, 0:experts],
+            looked_at(call.scores, (tokens, experts), "float32")[first : first + count, 0:experts],
             scores_ub[slot, 0:count, 0:experts],
         )
 
@@ -155,7 +155,7 @@ def _program(spec: TopkGroupsSpec, plan: RowPlan, cores: int) -> Any:
         call, _, index_ub = state
         T.copy(
             index_ub[slot, 0:count, 0:words],
-            T.view(call.topk_group_idx, (tokens, words), "int32")[first : first + count, 0:words],
+            looked_at(call.topk_group_idx, (tokens, words), "int32")[first : first + count, 0:words],
         )
 
     run = row_pipeline(plan, cores, tokens, load=load, compute=compute, store=store)

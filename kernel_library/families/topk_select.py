@@ -4,7 +4,7 @@
 # The TileLang program below is a language of its own: what it annotates and calls are no Python types.
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -88,7 +88,7 @@ class TopkSelectSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_onl
     """
 
     topk: Annotated[int, within(1, MAX_K)]
-    vocab: Annotated[int, within(1, MAX_VOCAB)] | str = "dynamic"
+    vocab: Annotated[int, within(1, MAX_VOCAB)] | Literal["dynamic"] = "dynamic"
     rows: Dim = "dynamic"
     sorted_index: bool = False
     end: bool = False

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def reference(spec: FusedMappingSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """All maps in int32; ``expanded`` is the number of places."""
+    """All maps in int32; ``expanded`` is the number of places that the maps have."""
     choices = inputs["topk_idx"].long()
     flat, expanded = choices.flatten(), inputs["expanded"]
     known = (flat >= 0) & (flat < spec.experts)
@@ -28,8 +28,9 @@ def reference(spec: FusedMappingSpec, inputs: Mapping[str, Any]) -> dict[str, An
     to_place = torch.full(flat.shape, -1)
     to_place[order] = places
     maps = {name: torch.full((expanded,), -1) for name in ("expert", "token", "token_topk")}
-    maps["expert"][places], maps["token_topk"][places] = experts, order
-    maps["token"][places] = order // spec.topk
+    held = places < expanded
+    maps["expert"][places[held]], maps["token_topk"][places[held]] = experts[held], order[held]
+    maps["token"][places[held]] = order[held] // spec.topk
     outputs = {f"pos_to_{name}": value for name, value in maps.items()}
     outputs["token_topk_to_pos"] = to_place.view(choices.shape)
     outputs |= {"expert_start": starts, "expert_end": ends, "num_tokens_per_expert": sizes}

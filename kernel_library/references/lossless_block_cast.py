@@ -24,9 +24,10 @@ def reference(spec: LosslessBlockCastSpec, inputs: Mapping[str, Any]) -> dict[st
     """``out`` and ``out_scales`` as stored."""
     scales = read_scales(inputs["x_scales"], spec.in_scales, spec.in_col_major, spec.hidden // BLOCK)
     powers = power_bytes(scales).int()
-    groups = powers.split(BLOCK)
-    most = torch.stack([group.amax(0) for group in groups])
-    least = torch.stack([group.amin(0) for group in groups])
+    groups = powers.split(BLOCK) if len(powers) else ()
+    none = powers.new_zeros((0, powers.shape[1]))
+    most = torch.stack([group.amax(0) for group in groups]) if groups else none
+    least = torch.stack([group.amin(0) for group in groups]) if groups else none
     shared = most.clamp(min=6) - 6
     exact = (most != 255) & (least >= shared - 8)
     bytes_ = torch.where(exact, shared, 255).to(torch.uint8)

@@ -80,7 +80,7 @@ def read_scales(stored: Tensor, dtype: str, col_major: bool, blocks: int) -> Ten
     by_row = stored.T.contiguous() if col_major else stored.contiguous()
     if dtype == "fp32":
         return by_row
-    return decode_scales(by_row.view(torch.uint8).view(by_row.shape[0], -1)[:, :blocks])
+    return decode_scales(by_row.view(torch.uint8).view(by_row.shape[0], 2 * by_row.shape[1])[:, :blocks])
 
 
 def decode_scales(bytes_: Tensor) -> Tensor:

@@ -64,5 +64,8 @@ def reference(spec: ScaleLayoutSpec, inputs: Mapping[str, Any]) -> dict[str, Any
     rows_axis = -2 if spec.major == "k" else -1
     mn = inputs.get("mn", scales.shape[rows_axis] * spec.gran_mn) if spec.mn == "dynamic" else spec.mn
     if spec.batched:
-        return {"pairs": torch.stack([_matrix(spec, one, ends, mn) for one in scales])}
+        whole = [_matrix(spec, one, ends, mn) for one in scales]
+        # Without a batch a matrix of zeros says which shape one would have.
+        shape = _matrix(spec, scales.new_zeros(scales.shape[1:]), ends, mn)
+        return {"pairs": torch.stack(whole) if whole else shape.new_zeros((0, *shape.shape))}
     return {"pairs": _matrix(spec, scales, ends, mn)}

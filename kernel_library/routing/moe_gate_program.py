@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.routing.expert_copies import physical_experts
 from kaas.kernel_library.routing.expert_groups import group_of_lanes, group_sums, is_group
 from kaas.kernel_library.routing.expert_scores import score
@@ -203,7 +203,7 @@ def moe_gate_program(spec: "MoeGateSpec", parameters: Sequence[Parameter], plan:
 
     @T.macro
     def load_flags(flags: Any, buffer: Any, slot: Any, first: Any, count: Any) -> None:
-        T.copy(T.view(flags, (tokens,), "uint8")[first : first + count], buffer[slot, 0:count])
+        T.copy(looked_at(flags, (tokens,), "uint8")[first : first + count], buffer[slot, 0:count])
 
     @T.macro
     def load(state: Any, slot: Any, first: Any, count: Any) -> None:
@@ -217,7 +217,7 @@ def moe_gate_program(spec: "MoeGateSpec", parameters: Sequence[Parameter], plan:
             load_flags(call.fix_routing_mask, buffers.fix_routing_mask, slot, first, count)
             words = index_words(topk, index_dtype)
             T.copy(
-                T.view(call.unmapped_topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
+                looked_at(call.unmapped_topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
                 buffers.unmapped[slot, 0:count, 0:words],
             )
 
@@ -227,7 +227,7 @@ def moe_gate_program(spec: "MoeGateSpec", parameters: Sequence[Parameter], plan:
         words = index_words(physical_topk, index_dtype)
         T.copy(
             buffers.index[slot, 0:count, 0:words],
-            T.view(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
+            looked_at(call.topk_idx, (tokens, words), "int32")[first : first + count, 0:words],
         )
         T.copy(
             buffers.weights[slot, 0:count, 0:physical_topk],
@@ -237,7 +237,7 @@ def moe_gate_program(spec: "MoeGateSpec", parameters: Sequence[Parameter], plan:
             routed_words = index_words(topk, index_dtype)
             T.copy(
                 buffers.unmapped[slot, 0:count, 0:routed_words],
-                T.view(call.unmapped_topk_idx, (tokens, routed_words), "int32")[
+                looked_at(call.unmapped_topk_idx, (tokens, routed_words), "int32")[
                     first : first + count, 0:routed_words
                 ],
             )
@@ -253,7 +253,7 @@ def moe_gate_program(spec: "MoeGateSpec", parameters: Sequence[Parameter], plan:
             T.copy(call.image_bias[0:experts], buffers.image_bias[0:experts])
         if duplicates:
             table = logical * duplicates
-            T.copy(T.reshape(call.to_physical_map, (table,))[0:table], buffers.to_physical_map[0:table])
+            T.copy(looked_at(call.to_physical_map, (table,))[0:table], buffers.to_physical_map[0:table])
         if duplicates > 1:
             T.copy(call.logical_count[0:logical], buffers.logical_count[0:logical])
 

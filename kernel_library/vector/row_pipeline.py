@@ -24,6 +24,33 @@ PASS_CONFIGS: dict[str, Any] = {
 }
 
 
+def row_stage(
+    load: Callable[[Any, Any, Any, Any], Any],
+    compute: Callable[[Any, Any, Any, Any], Any],
+    store: Callable[[Any, Any, Any, Any], Any],
+) -> Any:
+    """A macro ``stage(state, slot, first, count)``: one group of rows through one stage of the ring.
+
+    The macros are those of :func:`row_pipeline`. The caller sets ``MTE3_MTE2`` of every slot before the first
+    group and waits for it after the last.
+    """
+    import tilelang.ascend.language as T
+
+    @T.macro
+    def stage(state: Any, slot: Any, first: Any, count: Any) -> None:
+        T.ascend_wait_flag("MTE3_MTE2", slot)
+        load(state, slot, first, count)
+        T.ascend_set_flag("MTE2_V", slot)
+        T.ascend_wait_flag("MTE2_V", slot)
+        compute(state, slot, first, count)
+        T.ascend_set_flag("V_MTE3", slot)
+        T.ascend_wait_flag("V_MTE3", slot)
+        store(state, slot, first, count)
+        T.ascend_set_flag("MTE3_MTE2", slot)
+
+    return stage
+
+
 def row_pipeline(
     plan: RowPlan,
     cores: int,
@@ -54,18 +81,7 @@ def row_pipeline(
     import tilelang.ascend.language as T
 
     stages, most = plan.stages, plan.rows
-
-    @T.macro
-    def stage(state: Any, slot: Any, first: Any, count: Any) -> None:
-        T.ascend_wait_flag("MTE3_MTE2", slot)
-        load(state, slot, first, count)
-        T.ascend_set_flag("MTE2_V", slot)
-        T.ascend_wait_flag("MTE2_V", slot)
-        compute(state, slot, first, count)
-        T.ascend_set_flag("V_MTE3", slot)
-        T.ascend_wait_flag("V_MTE3", slot)
-        store(state, slot, first, count)
-        T.ascend_set_flag("MTE3_MTE2", slot)
+    stage = row_stage(load, compute, store)
 
     @T.macro
     def run(state: Any, core: Any) -> None:

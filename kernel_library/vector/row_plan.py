@@ -8,7 +8,7 @@ target's UB; a model of one core's time ranks what fits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -23,7 +23,6 @@ VECTOR_LANES = 64
 MAX_STAGES = 4
 MAX_ROWS = 64
 ROW_COUNTS = (MAX_ROWS, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
-MAX_COLUMNS = 32768
 NOMINAL_ROWS = 4096
 """How many rows a dynamic number of rows is taken to be."""
 SIMT_CACHE_BYTES = 32 * 1024
@@ -93,8 +92,6 @@ def plan_rows(
     passes: float = 2.0,
     what: str = "a row",
     field: str = "hidden",
-    column_bytes: int | None = None,
-    least_bytes: Callable[[int], int] | None = None,
     given: RowTile | None = None,
     row_counts: Sequence[int] = ROW_COUNTS,
     unstaged_row_bytes: int = 0,
@@ -103,23 +100,17 @@ def plan_rows(
 
     ``fixed_bytes`` of UB stay outside the ring. ``rows`` is the number of rows in all, ``None`` when dynamic.
     ``passes`` is how often the computation reads a row. Raises :class:`DoesNotFit` naming ``field`` when not
-    even one row fits; ``what`` says what the row is, and ``column_bytes``, what one more column would take of
-    UB in all, lets the refusal name the widest row that fits; so does ``least_bytes``, what a row of so many
-    columns takes in all. ``given`` overrides the choice; if it does not fit, the refusal names the field
-    ``tile``. ``row_counts`` are the numbers of rows to choose from.
+    even one row fits; ``what`` says what the row is. ``given`` overrides the choice; if it does not fit, the
+    refusal names the field ``tile``. ``row_counts`` are the numbers of rows to choose from.
     ``unstaged_row_bytes`` are taken once per row of a stage, however many stages there are.
     """
     least = row_bytes + unstaged_row_bytes + fixed_bytes
     if least > target.ub_bytes:
         excess = least - target.ub_bytes
-        widest = padded(target.ub_bytes // column_bytes - VECTOR_LANES + 1) if column_bytes else None
-        if least_bytes is not None:
-            widths = range(VECTOR_LANES, MAX_COLUMNS + 1, VECTOR_LANES)
-            widest = max((width for width in widths if least_bytes(width) <= target.ub_bytes), default=None)
         raise DoesNotFit(
             f"{what} needs {least} bytes of UB, {excess} more than there are",
             field=field,
-            legal=f"at most {widest} with these options" if widest else "less",
+            legal="less",
             buffer="UB",
             excess_bytes=excess,
         )

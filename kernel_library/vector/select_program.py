@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.kernel_library.cube.core_barrier import CORE_BARRIER_SOURCE
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.vector.radix_select import (
     BASE,
     COUNT,
@@ -36,9 +35,7 @@ from kaas.kernel_library.vector.shared_select import (
 )
 
 SELECT_SOURCES = (
-    CORE_BARRIER_SOURCE,
     "kaas.kernel_library.choice",
-    "kaas.kernel_library.cube.cube_pipeline",
     "kaas.kernel_library.entry",
     "kaas.kernel_library.vector.row_pipeline",
     "kaas.kernel_library.vector.row_plan",
@@ -105,7 +102,7 @@ def _ring_pass(
     def load(call: Any, values: Any, row: Any, slot: Any, start: Any, length: Any) -> None:
         T.ascend_wait_flag("V_MTE2", slot)
         T.copy(
-            T.view(call.input, (shape.rows, shape.vocab), "int16")[row, start : start + length],
+            looked_at(call.input, (shape.rows, shape.vocab), "int16")[row, start : start + length],
             values[slot, 0:length],
         )
         T.ascend_set_flag("MTE2_V", slot)
@@ -204,7 +201,7 @@ def select_program(entry: Entry, shape: SelectShape, cores: int) -> Any:
         T.ascend_wait_flag("V_MTE3", stage)
         T.copy(index_ub[stage, 0:topk], call.output_idx[row, 0:topk])
         if shape.values:
-            T.copy(value_ub[stage, 0:topk], T.view(call.output_val, (rows, topk), "int16")[row, 0:topk])
+            T.copy(value_ub[stage, 0:topk], looked_at(call.output_val, (rows, topk), "int16")[row, 0:topk])
         if shape.flags:
             T.copy(flag_ub[stage, 0:1], call.nan_found[row : row + 1])
         T.ascend_set_flag("MTE3_V", stage)
@@ -263,7 +260,7 @@ def shared_select_program(entry: Entry, shape: SelectShape, cores: int) -> Any:
             if shape.values:
                 T.copy(
                     value_ub[stage, 0:length],
-                    T.view(call.output_val, (rows, topk), "int16")[row, base : base + length],
+                    looked_at(call.output_val, (rows, topk), "int16")[row, base : base + length],
                 )
         if shape.flags and is_first:
             T.copy(flag_ub[stage, 0:1], call.nan_found[row : row + 1])

@@ -11,7 +11,6 @@ whether it has a part or not.
 
 from typing import Any
 
-from kaas.kernel_library.cube.core_barrier import vector_core_barrier
 from kaas.kernel_library.vector.radix_select import (
     BASE,
     BUCKET,
@@ -31,6 +30,8 @@ SHARED_SELECT_SOURCE = "kaas.kernel_library.vector.shared_select"
 
 MAX_PARTS = 32
 """Parts of a row."""
+ALL_STORED = 0
+"""Id of the barrier of all vector cores."""
 EXCHANGED = COUNTER_ROWS * LANES
 """16-bit words that a core tells the others."""
 
@@ -51,7 +52,6 @@ def exchange(part: int, *, event: int) -> Any:
     import tilelang.ascend.language as T
 
     start, words = (HIGH * LANES, LOW * LANES) if part == HIGH else (LOW * LANES, EXCHANGED - LOW * LANES)
-    wait_for_all = vector_core_barrier()
 
     @T.macro
     def run(call: Any, row: Any, parts_ub: Any, core: Any, leader: Any, parts: Any) -> None:
@@ -61,7 +61,8 @@ def exchange(part: int, *, event: int) -> Any:
             T.view(row.counters, (EXCHANGED,), "int16")[start : start + words],
             call.exchange[core, start : start + words],
         )
-        wait_for_all()
+        T.ascend_sync_inter_arrive("PIPE_MTE3", ALL_STORED)
+        T.ascend_sync_inter_wait("PIPE_MTE2", ALL_STORED)
         if parts > 0:
             T.copy(
                 call.exchange[leader : leader + parts, start : start + words],

@@ -39,9 +39,10 @@ def plan_stream_columns(
             cycles = turns * (move + STAGE_OVERHEAD_CYCLES / stages) + STAGE_OVERHEAD_CYCLES
             candidates.append(Candidate(tiles=tiles, cycles=cycles, bound="memory"))
     if not candidates:
-        excess = 2 * VECTOR_LANES * column_bytes - target.ub_bytes
+        need = 2 * VECTOR_LANES * column_bytes
+        excess = need - target.ub_bytes
         raise DoesNotFit(
-            f"two pieces of {VECTOR_LANES} columns need {excess} bytes of UB more than there are",
+            f"two pieces of {VECTOR_LANES} columns need {need} bytes of UB, {excess} more than there are",
             field=field,
             legal="less",
             buffer="UB",

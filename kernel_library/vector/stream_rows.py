@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at, ring_rows
 from kaas.kernel_library.spec import DYNAMIC
 from kaas.kernel_library.vector.row_pipeline import ROW_KERNEL_SOURCES, row_pipeline
 from kaas.kernel_library.vector.row_plan import VECTOR_LANES, RowPlan, padded, plan_rows
@@ -66,7 +66,6 @@ def plan_streams(
         rows=None if tokens == DYNAMIC else int(tokens),
         passes=passes,
         what=f"a token with {streams} rows of {hidden} bf16",
-        column_bytes=2 * streams,
     )
 
 
@@ -125,23 +124,23 @@ def stream_program(
     entry = Entry(name, parameters)
     count_of_tokens = entry.extent(tokens)
 
-    def flat(buffer: Any, values: int) -> Any:
-        return T.reshape(buffer, (count_of_tokens * values,))
-
     def rows(buffer: Any, width: int) -> Any:
-        return T.reshape(buffer, (count_of_tokens, width))
+        return looked_at(buffer, (count_of_tokens, width))
 
     @T.macro
     def move_mixes(tensor: Any, buffer: Any, ub: Any, at: Any, into_ub: Any) -> None:
         slot, first, count = at
-        start = T.alloc_var("int32")
-        length = T.alloc_var("int32")
-        start = first * tensor.values
-        length = count * tensor.values
+        width = tensor.values
         if into_ub:
-            T.copy(flat(buffer, tensor.values)[start : start + length], ub[slot, 0:length])
+            T.copy(
+                rows(buffer, width)[first : first + count, 0:width],
+                ring_rows(ub, width)[slot, 0:count, 0:width],
+            )
         else:
-            T.copy(ub[slot, 0:length], flat(buffer, tensor.values)[start : start + length])
+            T.copy(
+                ring_rows(ub, width)[slot, 0:count, 0:width],
+                rows(buffer, width)[first : first + count, 0:width],
+            )
 
     @T.macro
     def load(state: Any, slot: Any, first: Any, count: Any) -> None:

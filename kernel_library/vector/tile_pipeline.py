@@ -102,7 +102,7 @@ def plan_tiles(
     if not candidates:
         nearest = min(one.excess_bytes for one in too_large)
         raise DoesNotFit(
-            f"{what} needs {nearest} bytes of UB more than there are",
+            f"{what} needs {nearest + room} bytes of UB, {nearest} more than there are",
             field=field if given is None else "tile",
             legal="less",
             buffer="UB",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.kernel_library.entry import Entry
+from kaas.kernel_library.entry import Entry, looked_at, ring_rows
 from kaas.kernel_library.spec import DYNAMIC
 from kaas.kernel_library.vector.row_pipeline import ROW_KERNEL_SOURCES, row_pipeline
 from kaas.kernel_library.vector.row_plan import NOMINAL_ROWS, VECTOR_LANES, RowPlan, padded, plan_rows
@@ -149,9 +149,9 @@ def lane_program(
     blocks = entry.extent(divided(tokens, VECTOR_LANES))
     widths = sorted({tensor.values for tensor in tensors if not tensor.per_block})
 
-    def flat(tensor: LaneTensor, buffer: Any) -> Any:
-        rows = blocks if tensor.per_block else count_of_tokens * tensor.copies
-        return T.reshape(buffer, (rows * tensor.values,))
+    def rows(tensor: LaneTensor, buffer: Any) -> Any:
+        count = blocks if tensor.per_block else count_of_tokens
+        return looked_at(buffer, (tensor.copies, count, tensor.values))
 
     @T.macro
     def move(tensor: Any, buffer: Any, ub: Any, at: Any) -> None:
@@ -159,20 +159,24 @@ def lane_program(
         start = T.alloc_var("int32")
         length = T.alloc_var("int32")
         if tensor.per_block:
-            start = first * tensor.values
-            length = count * tensor.values
+            start = first
+            length = count
         else:
-            start = first * (VECTOR_LANES * tensor.values)
-            length = T.min(count * VECTOR_LANES, count_of_tokens - first * VECTOR_LANES) * tensor.values
+            start = first * VECTOR_LANES
+            length = T.min(count * VECTOR_LANES, count_of_tokens - first * VECTOR_LANES)
+        values = tensor.values
         if tensor.written:
-            T.copy(ub[slot, 0:length], flat(tensor, buffer)[start : start + length])
-        elif tensor.copies > 1:
-            for copy in T.serial(tensor.copies):
-                plane = copy * (plan.rows * _ub_values(tensor))
-                of_copy = copy * count_of_tokens * tensor.values + start
-                T.copy(flat(tensor, buffer)[of_copy : of_copy + length], ub[slot, plane : plane + length])
+            T.copy(
+                ring_rows(ub, values)[slot, 0:length, 0:values],
+                rows(tensor, buffer)[0, start : start + length, 0:values],
+            )
         else:
-            T.copy(flat(tensor, buffer)[start : start + length], ub[slot, 0:length])
+            for copy in T.serial(tensor.copies):
+                plane = copy * (plan.rows * (_ub_values(tensor) // values))
+                T.copy(
+                    rows(tensor, buffer)[copy, start : start + length, 0:values],
+                    ring_rows(ub, values)[slot, plane : plane + length, 0:values],
+                )
 
     @T.macro
     def load(state: Any, slot: Any, first: Any, count: Any) -> None:

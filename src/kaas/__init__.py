@@ -117,6 +117,7 @@ if TYPE_CHECKING:
     from kaas.kernel_library.families.swiglu_backward import SwigluBackwardSpec as SwigluBackwardSpec
     from kaas.kernel_library.families.topk_gate import TopkGateSpec as TopkGateSpec
     from kaas.kernel_library.families.topk_groups import TopkGroupsSpec as TopkGroupsSpec
+    from kaas.kernel_library.families.topk_select import SelectTile as SelectTile
     from kaas.kernel_library.families.topk_select import TopkSelectSpec as TopkSelectSpec
     from kaas.kernel_library.families.unique_group_indices import (
         UniqueGroupIndicesSpec as UniqueGroupIndicesSpec,
@@ -232,6 +233,7 @@ _MODULES = {
     "RopeSpec": "kaas.kernel_library.families.rope",
     "ScaleLayoutSpec": "kaas.kernel_library.families.scale_layout",
     "ScaleTransposeSpec": "kaas.kernel_library.families.scale_transpose",
+    "SelectTile": "kaas.kernel_library.families.topk_select",
     "SparseAttentionSpec": "kaas.kernel_library.composites.sparse_attention",
     "SwigluBackwardSpec": "kaas.kernel_library.families.swiglu_backward",
     "SwigluSpec": "kaas.kernel_library.families.swiglu",
@@ -393,6 +395,7 @@ __all__ = [
     "RowTile",
     "ScaleLayoutSpec",
     "ScaleTransposeSpec",
+    "SelectTile",
     "ShuttingDown",
     "SparseAttentionSpec",
     "StoreFull",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sysconfig
@@ -36,21 +37,17 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
         yield process
 
 
-def test_no_generated_request_breaks_the_contract(daemon: DaemonProcess, tmp_path: Path) -> None:
-    (tmp_path / "schemathesis.toml").write_text(SCHEMATHESIS_CONFIG)
+def run_schemathesis(daemon: DaemonProcess, directory: Path, document: str, *phases: str) -> int:
+    """Run it over a document, given as an address or a file; the number of requests that all passed."""
+    (directory / "schemathesis.toml").write_text(SCHEMATHESIS_CONFIG)
     run = subprocess.run(
         [
             str(Path(sysconfig.get_path("scripts")) / "schemathesis"),
-            *(
-                "run",
-                f"{daemon.rest_url}/openapi.json",
-                "--no-color",
-                "--generation-database=none",
-            ),
+            *("run", document, f"--url={daemon.rest_url}", "--no-color", "--generation-database=none"),
             *(f"--seed={SEED}", f"--max-examples={EXAMPLES}", "--request-timeout=120"),
-            "--phases=examples,coverage,fuzzing",
+            f"--phases={','.join(phases)}",
         ],
-        cwd=tmp_path,
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=540,
@@ -59,8 +56,26 @@ def test_no_generated_request_breaks_the_contract(daemon: DaemonProcess, tmp_pat
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
     generated = re.search(r"(\d+) generated, (\d+) passed", run.stdout)
     assert generated, run.stdout[-2000:]
-    assert int(generated.group(1)) > 200
     assert "incident" not in daemon.log_text()
+    return int(generated.group(1))
+
+
+def test_no_generated_request_breaks_the_contract(daemon: DaemonProcess, tmp_path: Path) -> None:
+    assert run_schemathesis(daemon, tmp_path, f"{daemon.rest_url}/openapi.json", "examples", "fuzzing") > 150
+
+
+def test_no_boundary_value_breaks_the_contract(daemon: DaemonProcess, tmp_path: Path) -> None:
+    # Every boundary of every field of every family at three operations would be hours of requests, and the
+    # families' fields have tables of their own: two families stand for all.
+    document = httpx.get(f"{daemon.rest_url}/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    stand_ins = [{"$ref": f"#/components/schemas/{name}"} for name in ("GemmSpec", "RmsNormSpec")]
+    for body in ("CompileBody", "ExplainBody", "PrewarmEntryBody"):
+        assert all(stand_in in schemas[body]["properties"]["spec"]["oneOf"] for stand_in in stand_ins)
+        schemas[body]["properties"]["spec"]["oneOf"] = stand_ins
+    trimmed = tmp_path / "openapi.json"
+    trimmed.write_text(json.dumps(document))
+    assert run_schemathesis(daemon, tmp_path, str(trimmed), "coverage") > 200
 
 
 def test_every_operation_is_documented_with_an_example_and_its_problems(daemon: DaemonProcess) -> None:
@@ -99,3 +114,27 @@ def test_a_wrong_method_is_told_every_right_one(daemon: DaemonProcess) -> None:
     assert reply.status_code == 405
     assert {"GET", "POST"} <= set(reply.headers["allow"].split(", "))
     assert reply.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"spec":{"family":"gemm","n":"\\ud800","k":3}}',
+        b'{"spec":{"family":"gemm","\\ud800":3,"n":1,"k":3}}',
+        b'{"spec":{"family":"gemm","n":' + b"9" * 5000 + b',"k":3}}',
+        b'{"spec":' * 5000,
+        b"\xff\xfe",
+    ],
+    ids=["half a character", "half a name", "thousands of digits", "deep", "no text"],
+)
+def test_a_body_that_lies_is_a_problem_with_a_field(daemon: DaemonProcess, body: bytes) -> None:
+    for path in ("explain", "kernels"):
+        reply = httpx.post(
+            f"{daemon.rest_url}/v1/{path}", content=body, headers={"content-type": "application/json"}
+        )
+        assert 400 <= reply.status_code < 500, reply.text
+        assert reply.headers["content-type"] == "application/problem+json"
+        problem = reply.json()
+        assert problem["type"].startswith("urn:kaas:error:invalid_")
+        assert problem["details"]["field"]
+    assert "incident" not in daemon.log_text()

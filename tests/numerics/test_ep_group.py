@@ -13,8 +13,11 @@ import torch
 from support.ep_group import Group, Rank
 from support.ep_records import drawn_routing
 from support.kernel_checks import CalcDiff, compare_output, reference_of
+from support.scaled_values import scaled_operand
 
 from kaas.kernel_library.families.ep_combine import EpCombineSpec
+from kaas.kernel_library.references.number_formats import dequantise, pack_pairs
+from kaas.kernel_library.references.scaled_products import operand
 from kaas.kernel_library.routing.expert_parallel import ExpertParallelTopology
 
 HIDDEN, INTERMEDIATE, TOPK = 96, 64, 4
@@ -131,7 +134,12 @@ def dense_rows(group: Group, rank: Rank) -> torch.Tensor:
 
 
 def dequantised(group: Group, rank: Rank) -> tuple[torch.Tensor, torch.Tensor]:
-    return rank.x.double(), group.first.double()
+    """Tokens and first weights in float64."""
+    if rank.x_scales is None or group.first_scales is None:
+        return rank.x.double(), group.first.double()
+    weights = zip(group.first, group.first_scales, strict=True)
+    scales = rank.x_scales.view(torch.uint8)
+    return dequantise(rank.x, scales, "e4m3"), torch.stack([operand(*one, "e4m3") for one in weights])
 
 
 def ragged(ranks: int) -> list[int]:
@@ -143,8 +151,10 @@ def ragged(ranks: int) -> list[int]:
     ("ranks", "options"),
     [
         pytest.param(8, {"biases": 2}, id="8 ranks with biases"),
-        pytest.param(16, {"per_rank": True, "biases": 1}, id="16 ranks that send sums"),
-        pytest.param(32, {}, id="32 ranks"),
+        pytest.param(
+            16, {"per_rank": True, "biases": 1}, id="16 ranks that send sums", marks=pytest.mark.slow
+        ),
+        pytest.param(32, {}, id="32 ranks", marks=pytest.mark.slow),
     ],
 )
 def test_a_group_computes_what_the_dense_layer_does(ranks: int, options: dict[str, Any]) -> None:
@@ -152,7 +162,8 @@ def test_a_group_computes_what_the_dense_layer_does(ranks: int, options: dict[st
     run(group, ranks_of(group, ragged(ranks)))
 
 
-@pytest.mark.parametrize("ranks", [8, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [8, 16])
 def test_all_tokens_may_choose_one_expert(ranks: int) -> None:
     group = group_of(ranks, per_rank=True)
     routing = [torch.full((count, TOPK), -1) for count in ragged(ranks)]
@@ -162,11 +173,12 @@ def test_all_tokens_may_choose_one_expert(ranks: int) -> None:
 
 
 def test_a_single_token_may_be_all_there_is() -> None:
-    group = group_of(8)
+    group = group_of(8, biases=2)
     tokens = [0, 0, 0, 0, 0, 1, 0, 0]
     run(group, ranks_of(group, tokens))
 
 
+@pytest.mark.slow
 def test_several_choices_on_one_rank_are_one_record() -> None:
     group = group_of(8, owned=8, per_rank=True, biases=2)
     routing = [torch.arange(count * TOPK).view(count, TOPK) // 3 % 64 for count in ragged(8)]
@@ -177,9 +189,27 @@ def test_several_choices_on_one_rank_are_one_record() -> None:
 
 
 def test_a_cached_dispatch_brings_new_tokens_to_the_old_rows() -> None:
-    group = group_of(8)
+    group = group_of(8, biases=2)
     ranks = ranks_of(group, ragged(8))
     run(group, ranks)
     for rank in ranks:
         rank.x, rank.topk_weights = rank.x.flip(0).contiguous(), rank.topk_weights.flip(0).contiguous()
     run(group, ranks, cached=True)
+
+
+@pytest.mark.slow
+def test_scaled_fp8_tokens_arrive_with_their_scales_and_feed_the_scaled_product() -> None:
+    hidden, generator = 128, torch.Generator().manual_seed(5)
+    drawn = [scaled_operand(2 * INTERMEDIATE, hidden, "e4m3", generator, integers=False) for _ in range(16)]
+    group = group_of(
+        8,
+        dtype="e4m3",
+        first=torch.stack([values for values, _ in drawn]),
+        first_scales=torch.stack([pack_pairs(scales) for _, scales in drawn]),
+        second=(torch.randn((16, hidden, INTERMEDIATE), generator=generator) / 8).to(torch.bfloat16),
+    )
+    ranks = ranks_of(group, ragged(8))
+    for rank in ranks:
+        rank.x, scales = scaled_operand(len(rank.x), hidden, "e4m3", generator, integers=False)
+        rank.x_scales = scales.contiguous().view(torch.int16)
+    run(group, ranks)

@@ -34,7 +34,7 @@ def test_blocks_that_are_not_finite_read_as_nan(spec: KvRecordPackSpec) -> None:
     values = unpack_records(records, spec.fmt)
     block = 32 if spec.fmt == "fp8" else 16
     assert int(values.isnan().sum()) == 3 * block
-    assert values[1, 512 - block :].isnan().sum() == (block if 500 >= 512 - block else 0)
+    assert values[1, 512 - block :].isnan().all()
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=name)

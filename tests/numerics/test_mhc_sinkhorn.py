@@ -1,4 +1,4 @@
-"""mhc_sinkhorn on the CPU twin against float64, every cell to 2^-18 of its value."""
+"""mhc_sinkhorn on the CPU twin against float64, every cell to 2^-18 of its value, far logits to 2^-16."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_other_numbers_of_streams_agree(streams: int) -> None:
 
 
 def test_equal_logits_give_equal_cells() -> None:
-    spec = MhcSinkhornSpec(eps=0.0)
+    spec = MhcSinkhornSpec(eps=2.0**-100)
     outputs = check_kernel(spec, 28, {"x": torch.full((70, 4, 4), 3.0)})
     assert (outputs["y"] == 0.25).all()
 
@@ -42,6 +42,15 @@ def test_equal_logits_give_equal_cells() -> None:
 def test_far_logits_neither_overflow_nor_lose_the_small_cells() -> None:
     inputs = matrices(100, spread=1000.0)
     check_kernel(MhcSinkhornSpec(eps=1e-3), 28, inputs, Close(2.0**-17, 2.0**-126))
+
+
+@pytest.mark.parametrize("spread", [50.0, 300.0])
+@pytest.mark.parametrize(("eps", "repeat"), [(1e-6, 32), (2.0**-100, 10)])
+def test_far_logits_stay_within_the_promise_down_to_the_least_eps(
+    eps: float, repeat: int, spread: float
+) -> None:
+    inputs = matrices(65, spread=spread)
+    check_kernel(MhcSinkhornSpec(eps=eps, repeat=repeat), 4, inputs, Close(2.0**-16, 2.0**-126))
 
 
 def test_a_nan_or_an_infinity_stays_in_its_token() -> None:

@@ -1,4 +1,4 @@
-"""mla_sparse_decode on the CPU twin: against float64 attention over dequantised records, in every schedule."""
+"""mla_sparse_decode on the CPU twin: float64 attention over dequantised records, in every schedule."""
 
 from __future__ import annotations
 

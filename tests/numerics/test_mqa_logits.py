@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.indexer_inputs import UNIT, drawn, drawn_scales, drawn_weights
+from support.indexer_inputs import drawn_scales, window_inputs
 from support.kernel_checks import (
     EQUAL,
     EXACT,
@@ -67,24 +67,8 @@ def inputs(
     columns: int | None = None,
     seed: int = 1,
 ) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
     starts, ends = windows(tokens, keys)
-    room = columns or max(1, max(end - start for start, end in zip(starts, ends, strict=True)))
-    exponents = (UNIT - 1, UNIT + 1) if integers else (UNIT - 9, UNIT + 3)
-    given: dict[str, Any] = {
-        "q": drawn((tokens, spec.heads, spec.head_dim), spec.dtype, generator, integers=integers),
-        "q_scales": drawn_scales(tokens * spec.heads, spec.head_dim, generator, exponents),
-        "kv": drawn((keys, spec.head_dim), spec.dtype, generator, integers=integers),
-        "kv_scales": drawn_scales(keys, spec.head_dim, generator, exponents),
-        "weights": drawn_weights(tokens, spec.heads, generator, integers=integers),
-        "ks": torch.tensor(starts, dtype=torch.int32),
-        "ke": torch.tensor(ends, dtype=torch.int32),
-    }
-    if spec.clean:
-        given["columns"] = room
-    else:
-        given["out"] = torch.full((tokens, room), 7.0, dtype=torch.bfloat16)
-    return given
+    return window_inputs(spec, keys, starts, ends, integers=integers, columns=columns, seed=seed)
 
 
 def check(spec: MqaLogitsSpec, cores: int, given: dict[str, Any], compare: Comparison) -> torch.Tensor:
@@ -207,6 +191,14 @@ def test_a_key_whose_scale_is_no_number_spoils_its_own_column_only() -> None:
     given["kv_scales"][1, 123] = -1
     out = check_once(spec, given, EXACT)
     assert out.isnan().sum(0).tolist() == [4 if key == 123 else 0 for key in range(300)]
+
+
+def test_no_keys_at_all_are_nothing_but_minus_infinity() -> None:
+    spec = MqaLogitsSpec(heads=4, clean=True)
+    given = inputs(spec, 3, 1, lambda tokens, keys: ([0] * 3, [1] * 3), integers=True, columns=9)
+    given["kv"], given["kv_scales"] = given["kv"][:0], given["kv_scales"][:, :0]
+    expected = {"out": torch.full((3, 9), -torch.inf)}
+    run_once(kernel(spec, CORES), spec, given, expected, EXACT, sizes={"columns": 9})
 
 
 def test_windows_without_keys_leave_everything_as_it_was() -> None:

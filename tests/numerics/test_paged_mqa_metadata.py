@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.core_counts import check_on_every_part
 from support.kernel_checks import EXACT, check_kernel, reference_of, run_once
 from support.twin_kernels import kernel
 
@@ -16,7 +15,7 @@ CORES = 4
 
 
 def grouped(sizes: list[int], lengths: list[int]) -> dict[str, Any]:
-    """Requests of ``sizes`` queries; the first one of each looks at ``lengths`` keys, the next at one more."""
+    """Requests of ``sizes`` queries; the first of each looks at ``lengths`` keys, the next at one more."""
     indices = [request * 3 for request, size in enumerate(sizes) for _ in range(size)]
     each = [length + one for length, size in zip(lengths, sizes, strict=True) for one in range(size)]
     return {
@@ -39,8 +38,58 @@ def check_once(spec: PagedMqaMetadataSpec, given: dict[str, Any], boundaries: in
     return run_once(built, spec, given, expected, EXACT, sizes={"boundaries": boundaries})["metadata"]
 
 
-def test_boundaries_agree_in_every_schedule() -> None:
+@pytest.mark.parametrize("boundaries", [33, 2])
+def test_boundaries_agree_in_every_schedule(boundaries: int) -> None:
     spec = PagedMqaMetadataSpec()
     given = drawn(400, 3, 9000, 1)
+    expected = reference_of(spec, given | {"boundaries": boundaries})
+    check_kernel(spec, CORES, given, EXACT, sizes={"boundaries": boundaries}, expected=expected)
+
+
+@pytest.mark.parametrize("boundaries", [2, 9, 29, 33, 37, 300])
+@pytest.mark.parametrize("heads", [64, 4])
+def test_any_number_of_parts(heads: int, boundaries: int) -> None:
+    check_once(PagedMqaMetadataSpec(heads=heads), drawn(37, 40, 3000, 2), boundaries)
+
+
+@pytest.mark.parametrize("requests", [1, 2, 255, 256, 257, 1500])
+def test_any_number_of_requests(requests: int) -> None:
+    check_once(PagedMqaMetadataSpec(), drawn(requests, 2, 20000, 3), 33)
+
+
+@pytest.mark.parametrize("next_n", [1, 3])
+def test_requests_of_equal_size(next_n: int) -> None:
+    spec = PagedMqaMetadataSpec(next_n=next_n)
+    lengths = torch.randint(0, 5000, (201,), generator=torch.Generator().manual_seed(4)).int()
+    check_once(spec, {"context_lens": lengths}, 33)
+
+
+@pytest.mark.parametrize("lengths", [[0, 0, 0], [0, 0, 7], [7, 0, 0], [-3, 512, 513], [2**20, 1, 0]], ids=str)
+def test_requests_without_keys_and_with_many(lengths: list[int]) -> None:
+    check_once(PagedMqaMetadataSpec(), grouped([1, 1, 1], lengths), 9)
+
+
+def test_a_request_longer_than_a_threads_share_of_queries() -> None:
+    check_once(PagedMqaMetadataSpec(), grouped([900, 3, 700], [5000, 100000, 1]), 33)
+
+
+def test_indices_may_come_back_for_another_request() -> None:
+    given = grouped([2, 2, 2], [1000, 2000, 3000])
+    given["indices"] = torch.tensor([8, 8, -1, -1, 8, 8], dtype=torch.int32)
+    check_once(PagedMqaMetadataSpec(), given, 9)
+
+
+def test_all_parts_together_cover_every_split_once() -> None:
+    given = drawn(50, 3, 6000, 5)
+    found = check_once(PagedMqaMetadataSpec(), given, 29).tolist()
+    assert found[0] == [0, 0]
+    assert found[-1] == [len(given["indices"]), 0]
+    assert found == sorted(found)
+
+
+def test_boundaries_do_not_depend_on_the_part() -> None:
+    spec = PagedMqaMetadataSpec(boundaries=33)
+    given = drawn(80, 3, 6000, 6)
     expected = reference_of(spec, given | {"boundaries": 33})
-    check_kernel(spec, CORES, given, EXACT, sizes={"boundaries": 33}, expected=expected)
+    for cores in (4, 28, 32, 36):
+        run_once(kernel(spec, cores), spec, given, expected, EXACT)

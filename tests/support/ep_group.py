@@ -20,9 +20,10 @@ from kaas.kernel_library.families.ep_pack import EpPackSpec
 from kaas.kernel_library.families.ep_prefix import EpPrefixSpec
 from kaas.kernel_library.families.grouped_gemm import GroupedGemmSpec
 from kaas.kernel_library.families.reduce_fused import ReduceFusedSpec
+from kaas.kernel_library.families.scale_layout import ScaleLayoutSpec
 from kaas.kernel_library.families.swiglu import SwigluSpec
 from kaas.kernel_library.registry import family_named
-from kaas.kernel_library.routing.expert_parallel import ExpertParallelTopology
+from kaas.kernel_library.routing.expert_parallel import ExpertParallelTopology, PayloadDtype
 from kaas.kernel_library.spec import KernelSpec
 from kaas.proto.extents import Extent, formula_of
 
@@ -94,16 +95,16 @@ class Group:
     cores: int = 4
     per_rank: bool = False
     biases: int = 0
-    dtype: str = "bf16"
+    dtype: PayloadDtype = "bf16"
     first_scales: torch.Tensor | None = None
 
     @property
     def hidden(self) -> int:
-        return self.first.shape[2]
+        return int(self.first.shape[2])
 
     @property
     def intermediate(self) -> int:
-        return self.second.shape[2]
+        return int(self.second.shape[2])
 
     @property
     def scale_packs(self) -> int:
@@ -225,7 +226,8 @@ class Group:
 
     def _scales_by_column(self, scales: torch.Tensor) -> torch.Tensor:
         """The same pairs with the rows innermost, as the block-scaled products take them."""
-        return scales.T.contiguous()
+        spec = ScaleLayoutSpec(k=self.hidden, source="e8m0x2", major="k")
+        return launched(spec, self.cores, {"scales": scales})["pairs"]
 
     def combine(self, ranks: list[Rank]) -> None:
         """Rows travel back to the choices they belong to; every rank adds up those of its tokens."""

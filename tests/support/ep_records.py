@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.kernel_checks import reference_of, tensor_dtype
+from support.kernel_checks import EXACT, check_kernel, compare_output, reference_of, tensor_dtype
 
 from kaas.kernel_library.families.ep_expand import EpExpandSpec
 from kaas.kernel_library.families.ep_layout import EpLayoutSpec
 from kaas.kernel_library.families.ep_pack import EpPackSpec
 from kaas.kernel_library.families.ep_prefix import EpPrefixSpec
 from kaas.kernel_library.routing.expert_parallel import ExpertParallelTopology
+from kaas.kernel_library.spec import KernelSpec
 
 
 def drawn_routing(
@@ -129,3 +130,14 @@ def expand_sizes(inputs: dict[str, Any]) -> dict[str, int]:
     """Extents that no input has."""
     received = int(inputs["psum_num_recv_tokens_per_rank"][-1])
     return {"received": received, "expanded": inputs["expanded"]}
+
+
+def check_on_parts(
+    spec: KernelSpec, inputs: dict[str, Any], sizes: dict[str, int] | None = None
+) -> dict[str, torch.Tensor]:
+    """Check ``spec`` on parts with 8, 28, 32 and 36 cube cores; the same bits. Returns one part's outputs."""
+    results = [check_kernel(spec, cores, inputs, sizes=sizes) for cores in (8, 28, 32, 36)]
+    for other in results[1:]:
+        for name, tensor in other.items():
+            compare_output(name, tensor, results[0][name], EXACT)
+    return results[0]

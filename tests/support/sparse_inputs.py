@@ -28,7 +28,7 @@ def prefill_inputs(
     kv_tokens: int,
     *,
     lengths: Sequence[int] | None = None,
-    amplitude: float = 0.5,
+    amplitude: float = 0.3,
     integers: bool = False,
     holes: float = 0.1,
     seed: int = 0,
@@ -36,7 +36,7 @@ def prefill_inputs(
     """A call of ``spec``; ``lengths`` are those of ``topk_length``, random ones without."""
     generator = torch.Generator().manual_seed(seed)
     inputs: dict[str, Any] = {
-        "q": _values(generator, (tokens, spec.heads, spec.d_qk), integers, amplitude),
+        "q": _values(generator, (tokens, spec.heads, spec.d_qk), integers, 0.5),
         "kv": _values(generator, (kv_tokens, 1, spec.d_qk), integers, amplitude),
         "indices": index_lists(generator, kv_tokens, tokens, 1, spec.topk, holes=holes),
         "softmax_scale": spec.d_qk**-0.5,

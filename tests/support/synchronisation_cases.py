@@ -9,13 +9,17 @@ from typing import Any
 
 import torch
 from support import ep_synchronisation as ep
+from support import indexer_synchronisation as indexer
+from support import sparse_inputs as sparse
 from support.block_values import random_scales, random_values
 from support.fused_positions import fused_positions
 from support.kernel_checks import EXACT, Close, Comparison, reference_of, run_once, tensor_dtype
 from support.mla_inputs import decode_inputs, prefill_inputs
+from support.record_values import random_records, wide_rows
 from support.twin_kernels import TwinKernel
 
 from kaas.kernel_library.attention.attention_tiles import AttentionTile
+from kaas.kernel_library.attention.sparse_tiles import SparseTile
 from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.kernel_library.families.aux_fi import AuxFiSpec
 from kaas.kernel_library.families.batched_gemm import BatchedGemmSpec
@@ -28,10 +32,14 @@ from kaas.kernel_library.families.expand_to_fused import ExpandToFusedSpec
 from kaas.kernel_library.families.gemm import GemmSpec
 from kaas.kernel_library.families.grouped_gemm import GroupedGemmSpec
 from kaas.kernel_library.families.k_grouped_gemm import KGroupedGemmSpec
+from kaas.kernel_library.families.kv_record_pack import KvRecordPackSpec
+from kaas.kernel_library.families.kv_record_unpack import KvRecordUnpackSpec
 from kaas.kernel_library.families.mhc_sinkhorn import MhcSinkhornSpec
 from kaas.kernel_library.families.mhc_sinkhorn_backward import MhcSinkhornBackwardSpec
 from kaas.kernel_library.families.mla_decode import MlaDecodeSpec
 from kaas.kernel_library.families.mla_prefill import MlaPrefillSpec
+from kaas.kernel_library.families.mla_sparse_decode import MlaSparseDecodeSpec
+from kaas.kernel_library.families.mla_sparse_prefill import MlaSparsePrefillSpec
 from kaas.kernel_library.families.moe_gate import MoeGateSpec
 from kaas.kernel_library.families.reduce_fused import ReduceFusedSpec
 from kaas.kernel_library.families.rmsnorm import RmsNormSpec
@@ -49,6 +57,7 @@ NEAR = Close(relative=2.0**-6, absolute=2.0**-6)
 CUBE_TILE = GemmTile(block_m=16, block_n=32, block_k=32)
 SCALED_TILE = GemmTile(block_m=32, block_n=64, block_k=128)
 ROWS = RowTile(rows=2, stages=2)
+FEW_KEYS = SparseTile(keys=64)
 QUERIES = AttentionTile(rows=32, keys=32)
 TOKENS = 4500
 """Their positions arrive in more batches than one."""
@@ -263,6 +272,21 @@ def _prefill() -> Case:
     return Case(spec, lambda generator: prefill_inputs(spec, lengths), NEAR)
 
 
+def _sparse_decode() -> Case:
+    spec = MlaSparseDecodeSpec(
+        topk=320, extra="fp4", extra_topk=128, extra_topk_length=True, topk_length=True, tile=FEW_KEYS
+    )
+    # Cores have a tile without keys between those with many.
+    lengths, extra = (320, 0, 1, 70, 0, 300, 64, 10, 320), (128, 3, 0, 128, 0, 65, 128, 0, 1)
+    return Case(spec, lambda _: sparse.decode_inputs(spec, 9, lengths=lengths, extra_lengths=extra), NEAR)
+
+
+def _sparse_prefill() -> Case:
+    spec = MlaSparsePrefillSpec(topk=320, attn_sink=True, topk_length=True)
+    lengths = (320, 0, 1, 70, 0, 300, 64, 10, 320)
+    return Case(spec, lambda _: sparse.prefill_inputs(spec, 9, 200, lengths=lengths), NEAR)
+
+
 CASES: dict[str, Case] = {
     "gemm": _gemm(),
     "gemm ragged": _gemm(m=107, n=119, k=200),
@@ -362,4 +386,12 @@ CASES: dict[str, Case] = {
     "mla_decode": _decode(split=None),
     "mla_decode in parts": _decode(split=64),
     "mla_prefill": _prefill(),
+    "mla_sparse_decode": _sparse_decode(),
+    "mla_sparse_prefill": _sparse_prefill(),
+    "mqa_logits": Case(indexer.LOGITS, indexer.logits_inputs, sizes=indexer.LOGITS_ROOM),
+    "paged_mqa_logits": Case(indexer.PAGED, indexer.paged_logits_inputs),
+    "kv_record_pack": Case(KvRecordPackSpec(fmt="fp4", tile=ROWS), lambda _: {"x": wide_rows(161, seed=1)}),
+    "kv_record_unpack": Case(
+        KvRecordUnpackSpec(fmt="fp8", tile=ROWS), lambda _: {"records": random_records(161, 528, seed=1)}
+    ),
 }

@@ -12,5 +12,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (BASE | {"index_dtype": "int16"}, "index_dtype"),
     (BASE | {"tokens": 0}, "tokens"),
     (BASE | {"tile": {"rows": 4, "stages": 0}}, "tile.stages"),
+    ({"family": "aux_fi", "experts": 256, "topk": 8, "tokens": 2**28}, "tokens"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = []

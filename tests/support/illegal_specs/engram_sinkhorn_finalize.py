@@ -11,6 +11,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (BASE | {"eps": -1.0}, "eps"),
     (BASE | {"rows": 0}, "rows"),
     (BASE | {"tile": {"rows": 65, "stages": 2}}, "tile.rows"),
+    (BASE | {"eps": 1e-39}, "eps"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     (BASE | {"head_dim": 32768}, "head_dim", "UB"),

@@ -12,6 +12,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (BASE | {"partials": 1025}, "partials"),
     (BASE | {"rows": "any"}, "rows"),
     (BASE | {"tile": {"rows": 65, "stages": 2}}, "tile.rows"),
+    (BASE | {"eps": 1e-39}, "eps"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     (BASE | {"head_dim": 32768}, "head_dim", "UB"),

@@ -15,5 +15,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (BASE | {"tokens": 0}, "tokens"),
     (BASE | {"expanded": -1}, "expanded"),
     (BASE | {"tile": {"rows": 65, "stages": 2}}, "tile.rows"),
+    ({"family": "fused_mapping", "experts": 256, "topk": 8, "tokens": 2**26 + 1}, "tokens"),
+    ({"family": "fused_mapping", "experts": 256, "topk": 8, "expanded": 2**30 + 1}, "expanded"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = []

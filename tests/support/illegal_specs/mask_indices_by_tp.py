@@ -10,5 +10,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (BASE | {"topk": 129}, "topk"),
     (BASE | {"index_dtype": "uint8"}, "index_dtype"),
     (BASE | {"tokens": False}, "tokens"),
+    ({"family": "mask_indices_by_tp", "topk": 8, "tokens": 2**28}, "tokens"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = []

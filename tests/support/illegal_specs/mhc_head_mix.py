@@ -11,5 +11,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"family": "mhc_head_mix", "tokens": 0}, "tokens"),
     ({"family": "mhc_head_mix", "eps": -0.0}, "eps"),
     ({"family": "mhc_head_mix", "eps": None}, "eps"),
+    ({"family": "mhc_head_mix", "eps": 1e-39}, "eps"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = []

@@ -14,6 +14,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"family": "mhc_norm_mixes", "hidden": 4096, "splits": 65}, "splits"),
     ({"family": "mhc_norm_mixes", "hidden": 4096, "eps": 2.0}, "eps"),
     ({"family": "mhc_norm_mixes", "hidden": 4096, "tokens": 0}, "tokens"),
+    ({"family": "mhc_norm_mixes", "hidden": 4096, "eps": 5e-324}, "eps"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     ({"family": "mhc_norm_mixes", "hidden": 4096, "splits": 64}, "splits", "UB"),

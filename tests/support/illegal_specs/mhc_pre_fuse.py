@@ -14,6 +14,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"family": "mhc_pre_fuse", "hidden": 4096, "sinkhorn_eps": True}, "sinkhorn_eps"),
     ({"family": "mhc_pre_fuse", "hidden": 4096, "post_mult": 1025.0}, "post_mult"),
     ({"family": "mhc_pre_fuse", "hidden": 4096, "tokens": 0}, "tokens"),
+    ({"family": "mhc_pre_fuse", "hidden": 4096, "norm_eps": 5e-324}, "norm_eps"),
+    ({"family": "mhc_pre_fuse", "hidden": 4096, "sinkhorn_eps": 0.0}, "sinkhorn_eps"),
+    ({"family": "mhc_pre_fuse", "hidden": 4096, "pre_eps": 1e-40}, "pre_eps"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     ({"family": "mhc_pre_fuse", "hidden": 32768}, "hidden", "UB"),

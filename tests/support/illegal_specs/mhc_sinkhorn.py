@@ -12,5 +12,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"family": "mhc_sinkhorn", "repeat": 0}, "repeat"),
     ({"family": "mhc_sinkhorn", "repeat": 33}, "repeat"),
     ({"family": "mhc_sinkhorn", "eps": -1e-9}, "eps"),
+    ({"family": "mhc_sinkhorn", "eps": 0.0}, "eps"),
+    ({"family": "mhc_sinkhorn", "eps": 1e-40}, "eps"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = []

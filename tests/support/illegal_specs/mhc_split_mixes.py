@@ -12,5 +12,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"family": "mhc_split_mixes", "post_mult": -1.0}, "post_mult"),
     ({"family": "mhc_split_mixes", "post_mult": True}, "post_mult"),
     ({"family": "mhc_split_mixes", "pre_eps": 2.0}, "pre_eps"),
+    ({"family": "mhc_split_mixes", "pre_eps": 1e-39}, "pre_eps"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = []

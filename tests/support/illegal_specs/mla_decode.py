@@ -26,6 +26,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (DECODE | {"tile": TILE | {"keys": 96}}, "tile.keys"),
     (DECODE | {"split": 64, "tile": TILE | {"keys": 128}}, "tile.keys"),
     (DECODE | {"window": 128}, "window"),
+    ({"family": "mla_decode", "heads": 16, "split": 2048, "requests": 2**18}, "requests"),
+    ({"family": "mla_decode", "requests": 2**24}, "requests"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     (DECODE | {"tile": {"rows": 128, "keys": 128}}, "tile", "UB"),

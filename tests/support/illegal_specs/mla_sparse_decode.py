@@ -16,5 +16,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"family": "mla_sparse_decode", "topk": 64, "attn_sink": None}, "attn_sink"),
     ({"family": "mla_sparse_decode", "topk": 64, "requests": -1}, "requests"),
     ({"family": "mla_sparse_decode", "topk": 64, "tile": {"keys": 32}}, "tile.keys"),
+    ({"family": "mla_sparse_decode", "heads": 128, "topk": 64, "requests": 2**24}, "requests"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = []

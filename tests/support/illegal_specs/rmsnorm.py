@@ -17,6 +17,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"family": "rmsnorm", "hidden": 64, "cast": "e2m1", "scale_dtype": "e8m0x2"}, "round_sf"),
     ({"family": "rmsnorm", "hidden": 64, "bf16_output": True}, "bf16_output"),
     ({"family": "rmsnorm", "hidden": 64, "round_sf": True}, "round_sf"),
+    ({"family": "rmsnorm", "hidden": 64, "eps": 1e-40}, "eps"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     ({"family": "rmsnorm", "hidden": 32768, "dtype": "fp32", "residual": True}, "hidden", "UB"),

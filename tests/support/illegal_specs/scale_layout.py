@@ -15,5 +15,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (LAYOUT | {"gran_mn": 3}, "gran_mn"),
     (LAYOUT | {"groups": "n"}, "groups"),
     (LAYOUT | {"batched": True, "groups": "k"}, "groups"),
+    ({"family": "scale_layout", "mn": 2**22 + 1}, "mn"),
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = []

@@ -28,5 +28,5 @@ CASES: list[tuple[dict[str, Any], str]] = [
 ]
 DOES_NOT_FIT: list[tuple[dict[str, Any], str, str]] = [
     (BASE | {"topk": 4096, "tile": {"chunk": 16384, "slots": 6}}, "tile", "UB"),
-    (BASE | {"parts": 32, "tile": {"chunk": 16384, "slots": 6}}, "tile", "UB"),
+    (BASE | {"topk": 2048, "parts": 32, "tile": {"chunk": 16384, "slots": 6}}, "tile", "UB"),
 ]

@@ -178,6 +178,9 @@ def test_the_number_of_arguments_is_checked_with_their_names() -> None:
         (0, np.float32(3), ("'a'", "float32", "torch tensor")),
         (2, np.zeros((16, 32), np.float32, order="F"), ("'d'", "contiguous")),
         (2, np.zeros((16, 32), ">f4"), ("'d'", "byte-swapped")),
+        (2, np.ma.zeros((16, 32), np.float32), ("'d'", "mask", "dense")),
+        (0, torch._neg_view(torch.zeros(16, 64, dtype=torch.bfloat16)), ("'a'", "resolve_neg", "dense")),
+        (0, 10**400, ("'a'", "401 digits", "torch tensor")),
         (0, torch.zeros(16, 64, dtype=torch.bfloat16).to_sparse(), ("'a'", "no memory", "dense")),
     ],
 )

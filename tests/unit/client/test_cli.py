@@ -94,6 +94,7 @@ def test_the_tile_option_overrides_the_tile_of_any_way_to_write_a_spec(store: Pu
         (["{"], "not valid JSON"),
         (["gemm", "n=64", "k=64", "colour=red"], "colour"),
         (["gemm", "n=64", "k=64", "dtype_a=fp8"], "bf16"),
+        (["gemm", "n=\udcff", "k=64"], "n holds half of a character"),
     ],
 )
 def test_a_wrong_spec_is_wrong_usage_in_one_line(store: PublishedStore, words: list[str], said: str) -> None:
@@ -102,6 +103,15 @@ def test_a_wrong_spec_is_wrong_usage_in_one_line(store: PublishedStore, words: l
     assert said in result.stderr
     assert result.stderr.startswith("kaas: ")
     assert "Traceback" not in result.output
+
+
+def test_bytes_that_are_no_text_are_wrong_usage(store: PublishedStore, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_bytes(b"family: \xff\xfe")
+    for words in (["ls", "--family", "\udcff"], ["get", str(tmp_path / "spec.yaml")]):
+        result = kaas(*words)
+        assert result.exit_code == exit_status.USAGE
+        assert result.stderr.startswith("kaas: ")
+        assert "a bug" not in result.stderr
 
 
 def test_without_a_daemon_the_start_command_is_said(store: PublishedStore) -> None:

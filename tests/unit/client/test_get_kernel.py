@@ -122,6 +122,13 @@ def test_what_is_no_spec_is_refused(store: PublishedStore, value: object) -> Non
         get_kernel(value)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("soc_name", [5, b"Ascend950PR_9579", ["Ascend950PR_9579"]])
+def test_a_soc_name_is_text(store: PublishedStore, soc_name: object) -> None:
+    with pytest.raises(InvalidArgument, match="soc_name is a") as caught:
+        get_kernel(SPEC, soc_name=soc_name)  # type: ignore[arg-type]
+    assert caught.value.details["argument"] == "soc_name"
+
+
 @pytest.mark.parametrize(
     "spec",
     [

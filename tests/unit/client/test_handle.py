@@ -57,6 +57,8 @@ def test_a_stream_is_passed_on_and_not_waited_for(tmp_path: Path) -> None:
 def test_something_else_than_a_stream_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="stream is a str"):
         handle_on(tmp_path, RecordingRuntime())(torch.zeros(3), torch.zeros(3), stream="main")
+    with pytest.raises(InvalidArgument, match="stream is -1; expected: None"):
+        handle_on(tmp_path, RecordingRuntime())(torch.zeros(3), torch.zeros(3), stream=-1)
 
 
 def test_nothing_is_launched_for_empty_work(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ MATRIX: list[tuple[dict[str, Any], str, list[Any], list[Any]]] = [
     (RMSNORM, "hidden", [64, 576, 7168, 32768], [0, 48, 63, 72, 32784, "dynamic", 64.5, True, None]),
     (RMSNORM, "tokens", [1, 4096, "dynamic"], [0, -4, 2**31, "any", False, None]),
     (RMSNORM, "dtype", ["bf16", "fp16", "fp32"], ["int8", None]),
-    (RMSNORM, "eps", [0.0, 1e-6, 1.0, 1e-300], [-1e-9, 1.0001, "1e-6", None, True]),
+    (RMSNORM, "eps", [0.0, 1e-6, 1.0, 2.0**-126], [1e-300, -1e-9, 1.0001, "1e-6", None, True]),
     (RMSNORM, "residual", [True, False], [1, "no", None]),
     (RMSNORM, "weight", [True, False], [0, "no", None]),
     (RMSNORM, "out_scale", [1.0, -0.5, 65536.0], [65537.0, "1", None, True]),
@@ -217,7 +217,7 @@ rmsnorm_specs = st.builds(
     dtype=st.sampled_from(["bf16", "fp16", "fp32"]),
     residual=st.booleans(),
     weight=st.booleans(),
-    eps=st.floats(0.0, 1.0).filter(lambda x: math.copysign(1, x) > 0),
+    eps=st.just(0.0) | st.floats(2.0**-126, 1.0),
     tokens=st.integers(1, 2**31 - 1) | st.just("dynamic"),
 )
 specs: st.SearchStrategy[KernelSpec] = gemm_specs | rmsnorm_specs
@@ -275,3 +275,21 @@ def test_foreign_integers_are_told_how_to_become_ints() -> None:
 def test_a_spec_far_beyond_any_real_one_is_refused_before_it_is_read() -> None:
     with pytest.raises(InvalidSpec, match="at most 65536"):
         parse_spec(b'{"family": "' + b"x" * 70_000 + b'"}')
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (GEMM | {"n": "\ud800"}, "n"),
+        (GEMM | {"\ud800": 1}, "\\ud800"),
+        (GEMM | {"n": "x" * 100_000}, "n"),
+        (GEMM | {"tile": {1: 2}}, "tile"),
+    ],
+    ids=["half a character", "half a name", "a long text", "a name that is no text"],
+)
+def test_a_refusal_is_short_text_that_names_the_field(record: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        parse_spec(record)
+    assert caught.value.details["field"] == field
+    assert caught.value.details["legal"]
+    assert len(caught.value.message.encode()) < 500
