@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kaas.cache.artifact import Artifact, open_artifact
+from kaas.cache.artifact import Artifact, is_marked, mark_verified, open_artifact
 from kaas.cache.atomic import store_error, sync_directory, write_staged
 from kaas.cache.footprint import Footprint
 from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout, is_key, require_key
@@ -101,17 +101,18 @@ class Store:
         be stored; then nothing of it is left behind.
         """
         path = self.layout.artifact_path(key)
-        Artifact(encoded, expected_key=key, origin=f"new {path.name}").close()
+        with Artifact(encoded, expected_key=key, origin=f"new {path.name}") as verified:
+            created_unix = verified.created_unix
         with self._settle:
             if self._intact(key, path):
                 return path
         self._require_room(len(encoded))
         try:
             try:
-                self._write(key, path, encoded)
+                self._write(key, path, encoded, created_unix)
             except FileNotFoundError:  # somebody removed our directories under us
                 self._restore_directories()
-                self._write(key, path, encoded)
+                self._write(key, path, encoded, created_unix)
         except OSError as error:
             raise store_error(error, "publishing", path) from error
         return path
@@ -120,13 +121,13 @@ class Store:
         """The verified artifact, or ``None``: not there, or damaged and now in quarantine."""
         path = self.layout.artifact_path(key)
         try:
-            return open_artifact(path, expected_key=key)
+            return self._verified(key, path)
         except FileNotFoundError:
             return None
         except ArtifactDamaged:
             with self._settle:  # a repair may have been published since: judge again what lies there now
                 try:
-                    return open_artifact(path, expected_key=key)
+                    return self._verified(key, path)
                 except (FileNotFoundError, StoreUnavailable):
                     return None
                 except (ArtifactDamaged, PermissionDenied) as error:
@@ -172,7 +173,7 @@ class Store:
         """What was taken out of service, oldest first."""
         return list(quarantined(self.layout))
 
-    def _write(self, key: str, path: Path, encoded: bytes) -> None:
+    def _write(self, key: str, path: Path, encoded: bytes, created_unix: float) -> None:
         if not path.parent.is_dir():
             make_directory(path.parent, DIRECTORY_MODE)
             sync_directory(path.parent.parent)
@@ -182,6 +183,8 @@ class Store:
                 if self._intact(key, path):
                     staged.unlink()
                     return
+                with contextlib.suppress(OSError):  # without its mark it is verified at each opening
+                    mark_verified(staged, created_unix)
                 staged.rename(path)
                 self._footprint.add(key[:2], len(encoded), 1)
         except BaseException:
@@ -189,6 +192,20 @@ class Store:
                 staged.unlink()
             raise
         sync_directory(path.parent)
+
+    def _verified(self, key: str, path: Path) -> Artifact:
+        """The artifact, read and verified now; a file without its mark gets it."""
+        try:
+            before = path.lstat()
+        except OSError:  # opening it says what is wrong
+            return open_artifact(path, expected_key=key)
+        artifact = open_artifact(path, expected_key=key)
+        if not is_marked(before, artifact.created_unix):
+            with contextlib.suppress(OSError):
+                after = path.lstat()
+                if (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns):
+                    mark_verified(path, artifact.created_unix)
+        return artifact
 
     def _intact(self, key: str, path: Path) -> bool:
         """Whether an intact artifact lies at ``path``; a damaged one is put away."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kaas.client.handle import KernelHandle, Origin
@@ -23,6 +24,7 @@ from kaas.proto.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from kaas.cache.artifact import Artifact
@@ -41,6 +43,7 @@ _ORIGINS: dict[int, Origin] = {1: "hit", 2: "compiled", 3: "joined"}
 
 
 _FOR_EVER_S = 366 * 86400.0
+_REPLACEMENT_S = 600.0
 
 
 class _Flight:
@@ -112,7 +115,7 @@ class KernelClient:
             warn("the daemon is asked, because the store cannot be read: %s", error)
             return None
         if artifact is not None:
-            return self._keep(question, artifact, "store")
+            return self._keep(question, artifact, "store", partial(self._replacement, question, strict))
         if strict:
             raise StrictMiss(
                 f"strict mode: the kernel {spec!r} is not in the store",
@@ -122,9 +125,20 @@ class KernelClient:
             )
         return None
 
-    def _keep(self, question: Question, artifact: Artifact, origin: Origin) -> KernelHandle:
+    def _replacement(self, question: Question, strict: bool, error: KaasError) -> Artifact:
+        """The daemon's artifact instead of one from the store that proved damaged at its first use."""
+        warn("a damaged artifact is replaced: %s", error)
+        return self._request(question, _REPLACEMENT_S, strict, chosen_priority(None))[0]
+
+    def _keep(
+        self,
+        question: Question,
+        artifact: Artifact,
+        origin: Origin,
+        replace: Callable[[KaasError], Artifact] | None = None,
+    ) -> KernelHandle:
         # A second thread may have been first; everybody gets that one's handle.
-        handle = self.memo.setdefault(question, KernelHandle(artifact, self.device, origin))
+        handle = self.memo.setdefault(question, KernelHandle(artifact, self.device, origin, replace))
         self._leases.took(handle.key, origin)
         return handle
 
