@@ -24,7 +24,7 @@ from kaas.cache.layout import StoreLayout, require_key
 from kaas.cache.shadow import IndexShadow, ShadowBusyError, ShadowLostError
 from kaas.cache.store import Store
 from kaas.proto.canonical import canonical_json
-from kaas.proto.errors import InvalidRequest
+from kaas.proto.errors import InvalidRequest, KaasError
 
 _LOG = logging.getLogger(__name__)
 
@@ -90,6 +90,18 @@ class KernelIndex:
         for _ in self.rebuilding(store, summarize):
             pass
 
+    def _listed(self, store: Store, known: Mapping[str, _Entry]) -> Iterator[str]:
+        """The store's keys; where it cannot be listed, what was known is believed to be there still."""
+        seen: set[str] = set()
+        listed = store.keys()
+        try:
+            for key in listed:
+                seen.add(key)
+                yield key
+        except KaasError as error:
+            _LOG.warning("the index keeps what it knew: %s", error)
+            yield from sorted(known.keys() - seen)
+
     def rebuilding(self, store: Store, summarize: Callable[[Artifact], Row]) -> Iterator[None]:
         """:meth:`rebuild` in steps of bounded work; all other calls are welcome between any two.
 
@@ -107,7 +119,7 @@ class KernelIndex:
             recorded = set(self._entries)
             present: set[str] = set()
             reading = time.monotonic()
-            for number, key in enumerate(store.keys()):
+            for number, key in enumerate(self._listed(store, known)):
                 present.add(key)
                 if key not in self._entries and key not in self._forgotten:
                     entry = known.get(key)

@@ -70,8 +70,13 @@ def put_away(
 
 
 def quarantined(layout: StoreLayout) -> Iterator[QuarantineRecord]:
-    """All records that can be read, oldest first."""
-    for path in sorted(layout.quarantine.glob("*.json")):
+    """All records that can be read, oldest first; none while the directory itself cannot be."""
+    try:
+        paths = sorted(layout.quarantine.glob("*.json"))
+    except OSError as error:
+        _LOG.warning("the quarantine %s cannot be listed: %s", layout.quarantine, error)
+        return
+    for path in paths:
         with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
             yield msgspec.json.decode(path.read_bytes(), type=QuarantineRecord)
 

@@ -179,7 +179,8 @@ class IndexShadow:
             self._layout.index.rename(doomed)
         except OSError:
             doomed = self._layout.index
-        if doomed.is_dir() and not doomed.is_symlink():
+        # os.path answers where pathlib passes on that the disk does not.
+        if os.path.isdir(doomed) and not os.path.islink(doomed):  # noqa: PTH112, PTH114
             shutil.rmtree(doomed, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):

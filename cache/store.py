@@ -154,7 +154,10 @@ class Store:
         return True
 
     def keys(self) -> Iterator[str]:
-        """Keys of all artifacts by name, in order, unverified; foreign files are passed over."""
+        """Keys of all artifacts by name, in order, unverified; foreign files are passed over.
+
+        Raises :class:`StoreUnavailable` when a directory cannot be listed.
+        """
         for shard in _names(self.layout.artifacts):
             if len(shard) != 2:
                 continue
@@ -309,3 +312,5 @@ def _names(directory: Path) -> list[str]:
         return sorted(os.listdir(directory))  # noqa: PTH208 (names only: half the cost at 100,000 entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise store_error(error, "listing", directory) from error
