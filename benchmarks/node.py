@@ -53,7 +53,9 @@ def pinned_run(
         preexec_fn=on_core(core),
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)[:200]} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(arguments)[:200]} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
     return done.stdout
 
 
@@ -123,9 +125,7 @@ def running_node(
             KAAS_SOCKET=str(directory / "kaas.sock"),
             KAAS_STORE=str(directory / "store"),
             KAAS_REST_ADDRESS="off",
-            **{
-                f"KAAS_{field.upper()}": value for field, value in {"soc_name": SOC, **settings}.items()
-            },
+            **{f"KAAS_{field.upper()}": value for field, value in {"soc_name": SOC, **settings}.items()},
         )
         began = time.monotonic()
         with (directory / "daemon.log").open("wb") as sink:
