@@ -43,13 +43,15 @@ class Store:
         """Hears of every artifact that is taken out of service, in whichever thread does it."""
 
     @classmethod
-    def open(cls, root: str | Path, limits: StoreLimits | None = None) -> Store:
+    def open(
+        cls, root: str | Path, limits: StoreLimits | None = None, *, allow_network_fs: bool = False
+    ) -> Store:
         """Create or open the store at ``root``, take ownership, and sweep what a dead daemon left unfinished.
 
         Raises :class:`StoreUnavailable` (unsafe, not writable, or in use by another daemon) or
         :class:`StoreFull` when not even its directories can be created.
         """
-        layout = StoreLayout(prepare_root(root))
+        layout = StoreLayout(prepare_root(root, allow_network_fs=allow_network_fs))
         ownership = StoreOwnership(layout)
         try:
             try:
@@ -138,6 +140,28 @@ class Store:
         except StoreUnavailable as error:
             _LOG.warning("cannot read kernel %s just now: %s", key[:12], error)
         return None
+
+    def verify(self, key: str) -> tuple[int, bool] | None:
+        """Read an artifact again, from the disk: its size, and whether it is intact; ``None`` if absent.
+
+        A damaged one is in quarantine when this returns. One that cannot be read just now raises
+        :class:`StoreUnavailable`.
+        """
+        path = self.layout.artifact_path(key)
+        try:
+            size = path.lstat().st_size
+            _drop_from_memory(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise store_error(error, "checking", path) from error
+        artifact = self.load(key)
+        if artifact is not None:
+            artifact.close()
+            return size, True
+        if os.path.lexists(path):
+            raise StoreUnavailable(f"{path} cannot be read", path=str(path))
+        return size, False
 
     def remove(self, key: str) -> bool:
         """Unlink an artifact; who has it open keeps its bytes. ``False`` when there was none."""
@@ -305,6 +329,15 @@ def _free_bytes(directory: Path) -> int | None:
     except OSError:
         return None
     return status.f_bavail * status.f_frsize
+
+
+def _drop_from_memory(path: Path) -> None:
+    """Have the next read come from the disk, as far as the kernel follows the advice."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
 
 
 def _names(directory: Path) -> list[str]:

@@ -365,6 +365,14 @@ class DaemonLink:
         usage: dict[str, Any] = msgspec.json.decode(reply.usage_json)
         return usage
 
+    def scrub(self, *, start: bool, timeout: float = 30) -> pb.ScrubResponse:
+        """How far the check of all artifacts is; ``start`` begins one."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ScrubRequest(start=start)
+        reply: pb.ScrubResponse = self._ask_store(lambda stub: stub.Scrub(request, timeout=timeout))
+        return reply
+
     def _ask_store(self, call: Callable[[Any], Reply]) -> Reply:
         """One call of the store service on a live daemon, errors translated."""
         from kaas.proto.v1 import kernel_service_pb2_grpc
