@@ -30,11 +30,12 @@ def get_kernel(
     """The kernel of ``spec`` on this node: from this process, else the node's store, else the daemon.
 
     Store hits need no daemon and no writable file system. A miss asks the daemon, which compiles once for
-    everybody and answers within ``timeout`` seconds (``None``: no limit). ``strict`` refuses to compile: a
-    miss raises :class:`StrictMiss`. ``soc_name`` asks for another part's kernel, which this node can hold
-    but not launch. ``priority`` says who waits: a ``rank`` of a training job goes before a ``user``, who goes
-    before ``prewarm``; by default a process that a launcher started (RANK, WORLD_SIZE ...) is a rank.
-    The same question gives the same handle for the life of the process.
+    everybody and answers within ``timeout`` seconds (``None``: no limit). ``strict`` refuses to compile: what
+    neither the store nor the daemon's memory holds raises :class:`StrictMiss`. ``soc_name`` asks for another
+    part's kernel, which this node can hold but not launch. ``priority`` says who waits: a ``rank`` of a
+    training job goes before a ``user``, who goes before ``prewarm``; by default a process that a launcher
+    started (RANK, WORLD_SIZE ...) is a rank. The same question gives the same handle for the life of the
+    process.
 
     Raises :class:`InvalidSpec`, :class:`DaemonUnavailable` (with the command that starts one),
     :class:`DeadlineExceeded`, or whatever the daemon raised.
@@ -46,7 +47,7 @@ def get_kernel(
     if handle is not None:
         return handle
     client = _client_for(spec, soc_name)
-    return client.find((spec, soc_name), strict) or client.fetch((spec, soc_name), timeout, strict, priority)
+    return client.find((spec, soc_name)) or client.fetch((spec, soc_name), timeout, strict, priority)
 
 
 def get_kernels(
@@ -75,7 +76,7 @@ def get_kernels(
     questions = [(stage.spec, soc_name) for stage in stages]
     found: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
     for question in questions:
-        handle = _memo.get(question) or client.find(question, strict)
+        handle = _memo.get(question) or client.find(question)
         if handle is not None:
             found[question] = handle
     missing = [question for question in questions if question not in found]
@@ -107,7 +108,7 @@ async def aget_kernel(
     if handle is not None:
         return handle
     client = _client_for(spec, soc_name)
-    handle = client.find((spec, soc_name), strict)
+    handle = client.find((spec, soc_name))
     if handle is not None:
         return handle
     from kaas.client.waiting_thread import run_in_own_thread

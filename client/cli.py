@@ -124,7 +124,7 @@ def _facts_of_get(
     from kaas.client.waiting_line import shown_waiting
 
     began = time.perf_counter()
-    handle = client.find(question, strict)
+    handle = client.find(question)
     if handle is None:
         with shown_waiting(client, question):
             handle = client.fetch(question, timeout, strict, priority)
@@ -308,6 +308,7 @@ def families(
 ) -> None:
     """List kernel families, or show one: its fields, arguments, reference; with --json, the JSON Schemas."""
     from kaas.kernel_library import kernel_pages, registry
+    from kaas.kernel_library.spec import Spec
 
     if name in registry.composite_names():
         composite = registry.composite_named(name)
@@ -327,11 +328,16 @@ def families(
         print_json(registry.schemas())
         return
     rows = []
-    for name, family in sorted(registry.families().items()):
-        schema = registry.json_schema(family.spec_type)
+    known: list[tuple[str, str, type[Spec]]]
+    known = [(name, family.summary, family.spec_type) for name, family in registry.families().items()]
+    for name in registry.composite_names():
+        composite = registry.composite_named(name)
+        known.append((name, composite.summary, composite.spec_type))
+    for name, summary, spec_type in sorted(known, key=lambda one: one[0]):
+        schema = registry.json_schema(spec_type)
         required = set(schema.get("required", []))
         fields = [field if field in required else f"({field})" for field in schema["properties"]]
-        rows.append((name, family.summary, " ".join(field for field in fields if field != "family")))
+        rows.append((name, summary, " ".join(field for field in fields if field != "family")))
     print_table(("family", "what", "fields, (optional)"), rows)
 
 
