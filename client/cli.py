@@ -308,7 +308,6 @@ def families(
 ) -> None:
     """List kernel families, or show one: its fields, arguments, reference; with --json, the JSON Schemas."""
     from kaas.kernel_library import kernel_pages, registry
-    from kaas.kernel_library.spec import Spec
 
     if name in registry.composite_names():
         composite = registry.composite_named(name)
@@ -328,13 +327,14 @@ def families(
         print_json(registry.schemas())
         return
     rows = []
-    known: list[tuple[str, str, type[Spec]]]
-    known = [(name, family.summary, family.spec_type) for name, family in registry.families().items()]
+    known = {
+        name: (family.summary, registry.json_schema(family.spec_type))
+        for name, family in registry.families().items()
+    }
     for name in registry.composite_names():
         composite = registry.composite_named(name)
-        known.append((name, composite.summary, composite.spec_type))
-    for name, summary, spec_type in sorted(known, key=lambda one: one[0]):
-        schema = registry.json_schema(spec_type)
+        known[name] = (composite.summary, registry.json_schema(composite.spec_type))
+    for name, (summary, schema) in sorted(known.items()):
         required = set(schema.get("required", []))
         fields = [field if field in required else f"({field})" for field in schema["properties"]]
         rows.append((name, summary, " ".join(field for field in fields if field != "family")))

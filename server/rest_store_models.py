@@ -175,6 +175,7 @@ class UsageBody(BaseModel):
             "leases": {"processes": 8, "kernels_held": 96, "unrecorded": 0},
             "pins": 0,
             "audit_lost": 0,
+            "daemon_resident_bytes": 83886080,
         }
     )
     used: dict[str, Any]
@@ -185,3 +186,4 @@ class UsageBody(BaseModel):
     leases: dict[str, int]
     pins: int
     audit_lost: int
+    daemon_resident_bytes: int = Field(description="memory of the daemon, without its compile workers")

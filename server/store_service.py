@@ -16,7 +16,7 @@ from kaas.server.audit import EVENTS
 from kaas.server.catalog import Catalog
 from kaas.server.lease_table import Lease
 from kaas.server.prewarm import PrewarmEntry, kernels_of
-from kaas.server.process_facts import Liveness, liveness
+from kaas.server.process_facts import Liveness, liveness, resident_bytes
 from kaas.server.service import KernelService
 from kaas.server.store_keeper import StoreKeeper
 
@@ -158,7 +158,7 @@ class StoreService:
         return records[::-1]
 
     def usage(self) -> dict[str, Any]:
-        """What the store takes, its limits, and what is held, pinned, waiting or lost."""
+        """What the store and the daemon take, the limits, and what is held, pinned, waiting or lost."""
         holdings = self._holdings
         return {
             "used": msgspec.to_builtins(self._store.usage),
@@ -177,6 +177,7 @@ class StoreService:
             },
             "pins": len(holdings.pins.all()),
             "audit_lost": holdings.audit.lost,
+            "daemon_resident_bytes": resident_bytes(),
         }
 
     async def _keys(self, keys: Sequence[str], entries: Sequence[PrewarmEntry]) -> list[str]:
