@@ -85,22 +85,11 @@ class KernelIndex:
     def rebuild(self, store: Store, summarize: Callable[[Artifact], Row]) -> None:
         """Bring the index in line with ``store``: rows of absent kernels go, missing rows are read anew.
 
-        A damaged artifact met on the way is quarantined by the store and gets no row.
+        A damaged artifact met on the way is quarantined by the store and gets no row. Where the store cannot
+        be listed, the rows that are known of it stay.
         """
         for _ in self.rebuilding(store, summarize):
             pass
-
-    def _listed(self, store: Store, known: Mapping[str, _Entry]) -> Iterator[str]:
-        """The store's keys; where it cannot be listed, what was known is believed to be there still."""
-        seen: set[str] = set()
-        listed = store.keys()
-        try:
-            for key in listed:
-                seen.add(key)
-                yield key
-        except KaasError as error:
-            _LOG.warning("the index keeps what it knew: %s", error)
-            yield from sorted(known.keys() - seen)
 
     def rebuilding(self, store: Store, summarize: Callable[[Artifact], Row]) -> Iterator[None]:
         """:meth:`rebuild` in steps of bounded work; all other calls are welcome between any two.
@@ -119,7 +108,8 @@ class KernelIndex:
             recorded = set(self._entries)
             present: set[str] = set()
             reading = time.monotonic()
-            for number, key in enumerate(self._listed(store, known)):
+            listing = _Listing(store)
+            for number, key in enumerate(listing):
                 present.add(key)
                 if key not in self._entries and key not in self._forgotten:
                     entry = known.get(key)
@@ -131,8 +121,12 @@ class KernelIndex:
                     yield
                     reading = time.monotonic()
             # What was there before and is not any more; what came while we looked may have been overlooked.
-            for key in recorded - present:
-                self._entries.pop(key, None)
+            if listing.is_whole:
+                for key in recorded - present:
+                    self._entries.pop(key, None)
+            else:
+                unseen = known.keys() - self._entries.keys() - self._forgotten
+                self._entries |= {key: known[key] for key in unseen - present}
             self._unwritten |= known.keys() - self._entries.keys()
             self._order = sorted(map(_position, self._entries.values()))
         finally:
@@ -307,6 +301,21 @@ class KernelIndex:
         number = bisect.bisect_left(self._order, place)
         if number < len(self._order) and self._order[number] == place:
             del self._order[number]
+
+
+class _Listing:
+    """A store's keys, as far as its directories can be listed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.is_whole = True
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            yield from self._store.keys()
+        except KaasError as error:
+            self.is_whole = False
+            _LOG.warning("not every kernel could be looked for: %s", error)
 
 
 def _entry(row: Row) -> _Entry:

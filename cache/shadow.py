@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import sqlite3
+import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -179,11 +180,10 @@ class IndexShadow:
             self._layout.index.rename(doomed)
         except OSError:
             doomed = self._layout.index
-        # os.path answers where pathlib passes on that the disk does not.
-        if os.path.isdir(doomed) and not os.path.islink(doomed):  # noqa: PTH112, PTH114
-            shutil.rmtree(doomed, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what cannot be removed now is found unusable again
+            if stat.S_ISDIR(doomed.lstat().st_mode):
+                shutil.rmtree(doomed, ignore_errors=True)
+            else:
                 doomed.unlink()
         return ShadowLostError(str(error))
 

@@ -7,9 +7,11 @@ it is a miss. Methods may be called from several threads.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +28,13 @@ from kaas.cache.quarantine import QuarantineRecord, put_away, quarantined
 from kaas.proto.errors import ArtifactDamaged, PermissionDenied, StoreFull, StoreUnavailable
 
 _LOG = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""How often a start or a listing is tried when the disk fails it: what passes must not keep a daemon down."""
+
+_PASSING = frozenset(
+    {errno.EIO, errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ENOSPC, errno.EDQUOT}
+)
 
 
 class Store:
@@ -51,17 +60,30 @@ class Store:
         Raises :class:`StoreUnavailable` (unsafe, not writable, or in use by another daemon) or
         :class:`StoreFull` when not even its directories can be created.
         """
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return cls._open(root, limits, allow_network_fs)
+            except (StoreFull, StoreUnavailable) as error:
+                if error.details.get("errno") not in _PASSING:
+                    raise
+                _LOG.warning("the store could not be opened and is tried again: %s", error)
+        return cls._open(root, limits, allow_network_fs)
+
+    @classmethod
+    def _open(cls, root: str | Path, limits: StoreLimits | None, allow_network_fs: bool) -> Store:
         layout = StoreLayout(prepare_root(root, allow_network_fs=allow_network_fs))
         ownership = StoreOwnership(layout)
         try:
             try:
-                require_private(layout.artifacts, DIRECTORY_MODE)
-                require_private(layout.quarantine, DIRECTORY_MODE)
+                for directory in (layout.artifacts, layout.quarantine):
+                    require_private(directory, DIRECTORY_MODE)
+                    _let_others_read(directory)
                 require_private(layout.staging, PRIVATE_MODE)
             except OSError as error:
                 raise store_error(error, "preparing the store", layout.root) from error
             _sweep(layout.staging)
             _require_writable(layout)
+            _names(layout.artifacts)
         except BaseException:
             ownership.release()
             raise
@@ -150,11 +172,12 @@ class Store:
         path = self.layout.artifact_path(key)
         try:
             size = path.lstat().st_size
-            _drop_from_memory(path)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise store_error(error, "checking", path) from error
+        with contextlib.suppress(OSError):
+            _drop_from_memory(path)
         artifact = self.load(key)
         if artifact is not None:
             artifact.close()
@@ -180,7 +203,8 @@ class Store:
     def keys(self) -> Iterator[str]:
         """Keys of all artifacts by name, in order, unverified; foreign files are passed over.
 
-        Raises :class:`StoreUnavailable` when a directory cannot be listed.
+        Raises :class:`StoreUnavailable` or :class:`StoreFull`, perhaps after some keys, when a directory
+        cannot be listed.
         """
         for shard in _names(self.layout.artifacts):
             if len(shard) != 2:
@@ -197,11 +221,19 @@ class Store:
             return self._move_away(key, self.layout.artifact_path(key), reason, {})
 
     def quarantined(self) -> list[QuarantineRecord]:
-        """What was taken out of service, oldest first."""
-        return list(quarantined(self.layout))
+        """What was taken out of service, oldest first.
+
+        Raises :class:`StoreUnavailable` or :class:`StoreFull` when the quarantine cannot be listed.
+        """
+        try:
+            return list(quarantined(self.layout))
+        except OSError as error:
+            raise store_error(error, "listing", self.layout.quarantine) from error
 
     def _write(self, key: str, path: Path, encoded: bytes, created_unix: float) -> None:
-        if not path.parent.is_dir():
+        try:
+            _let_others_read(path.parent)
+        except FileNotFoundError:
             make_directory(path.parent, DIRECTORY_MODE)
             sync_directory(path.parent.parent)
         staged = write_staged(self.layout.staging, key, encoded)
@@ -225,8 +257,8 @@ class Store:
         try:
             before = path.lstat()
         except OSError:  # opening it says what is wrong
-            return open_artifact(path, expected_key=key)
-        artifact = open_artifact(path, expected_key=key)
+            return _opened(path, key)
+        artifact = _opened(path, key)
         if not is_marked(before, artifact.created_unix):
             with contextlib.suppress(OSError):
                 after = path.lstat()
@@ -237,7 +269,10 @@ class Store:
     def _intact(self, key: str, path: Path) -> bool:
         """Whether an intact artifact lies at ``path``; a damaged one is put away."""
         try:
-            open_artifact(path, expected_key=key).close()
+            try:
+                _opened(path, key).close()
+            except ArtifactDamaged:  # a failing disk may say so of a whole one: look twice before it goes
+                open_artifact(path, expected_key=key).close()
         except FileNotFoundError:
             return False
         except (ArtifactDamaged, PermissionDenied) as error:
@@ -296,6 +331,20 @@ class Store:
             make_directory(directory, mode)
 
 
+def _opened(path: Path, key: str) -> Artifact:
+    """The artifact; a file system that could not open it gets a second chance, as a compile costs more."""
+    try:
+        return open_artifact(path, expected_key=key)
+    except StoreUnavailable:
+        return open_artifact(path, expected_key=key)
+
+
+def _let_others_read(directory: Path) -> None:
+    """Finish a directory whose maker died before it set the mode: clients of other users read it, too."""
+    if stat.S_IMODE(directory.lstat().st_mode) == PRIVATE_MODE:
+        directory.chmod(DIRECTORY_MODE)
+
+
 def _sweep(staging: Path) -> None:
     """Remove everything unfinished: nobody else owns the store, so all of it is left over."""
     try:
@@ -341,9 +390,13 @@ def _drop_from_memory(path: Path) -> None:
 
 
 def _names(directory: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))  # noqa: PTH208 (names only: half the cost at 100,000 entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise store_error(error, "listing", directory) from error
+    attempt = 1
+    while True:
+        try:
+            return sorted(os.listdir(directory))  # noqa: PTH208 (names only: half the cost at 100,000 entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            if attempt == ATTEMPTS:
+                raise store_error(error, "listing", directory) from error
+            attempt += 1

@@ -30,11 +30,12 @@ def get_kernel(
     """The kernel of ``spec`` on this node: from this process, else the node's store, else the daemon.
 
     Store hits need no daemon and no writable file system. A miss asks the daemon, which compiles once for
-    everybody and answers within ``timeout`` seconds (``None``: no limit). ``strict`` refuses to compile: a
-    miss raises :class:`StrictMiss`. ``soc_name`` asks for another part's kernel, which this node can hold
-    but not launch. ``priority`` says who waits: a ``rank`` of a training job goes before a ``user``, who goes
-    before ``prewarm``; by default a process that a launcher started (RANK, WORLD_SIZE ...) is a rank.
-    The same question gives the same handle for the life of the process.
+    everybody and answers within ``timeout`` seconds (``None``: no limit). ``strict`` refuses to compile: what
+    neither the store nor the daemon's memory holds raises :class:`StrictMiss`. ``soc_name`` asks for another
+    part's kernel, which this node can hold but not launch. ``priority`` says who waits: a ``rank`` of a
+    training job goes before a ``user``, who goes before ``prewarm``; by default a process that a launcher
+    started (RANK, WORLD_SIZE ...) is a rank. The same question gives the same handle for the life of the
+    process.
 
     Raises :class:`InvalidSpec`, :class:`DaemonUnavailable` (with the command that starts one),
     :class:`DeadlineExceeded`, or whatever the daemon raised.

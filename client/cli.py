@@ -125,7 +125,7 @@ def _facts_of_get(
     from kaas.client.waiting_line import shown_waiting
 
     began = time.perf_counter()
-    handle = client.find(question, strict)
+    handle = client.find(question)
     if handle is None:
         with shown_waiting(client, question):
             handle = client.fetch(question, timeout, strict, priority)
@@ -328,11 +328,17 @@ def families(
         print_json(registry.schemas())
         return
     rows = []
-    for name, family in sorted(registry.families().items()):
-        schema = registry.json_schema(family.spec_type)
+    known = {
+        name: (family.summary, registry.json_schema(family.spec_type))
+        for name, family in registry.families().items()
+    }
+    for name in registry.composite_names():
+        composite = registry.composite_named(name)
+        known[name] = (composite.summary, registry.json_schema(composite.spec_type))
+    for name, (summary, schema) in sorted(known.items()):
         required = set(schema.get("required", []))
         fields = [field if field in required else f"({field})" for field in schema["properties"]]
-        rows.append((name, family.summary, " ".join(field for field in fields if field != "family")))
+        rows.append((name, summary, " ".join(field for field in fields if field != "family")))
     print_table(("family", "what", "fields, (optional)"), rows)
 
 

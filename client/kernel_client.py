@@ -14,6 +14,7 @@ from kaas.client.priority import chosen_priority
 from kaas.client.store_reader import StoreReader
 from kaas.proto.errors import (
     ArtifactDamaged,
+    DaemonUnavailable,
     DeadlineExceeded,
     InvalidArgument,
     KaasError,
@@ -102,7 +103,7 @@ class KernelClient:
     def find(self, question: Question, strict: bool = False) -> KernelHandle | None:
         """The kernel from the store, without asking anybody; ``None`` is a miss.
 
-        Raises :class:`StrictMiss` when ``strict`` and the store says for certain that it is not there.
+        ``strict``: should it prove damaged at its first use, it is not compiled anew then.
         """
         environment = self._store.environment()
         if environment is None:
@@ -114,16 +115,30 @@ class KernelClient:
         except (PermissionDenied, StoreUnavailable) as error:
             warn("the daemon is asked, because the store cannot be read: %s", error)
             return None
-        if artifact is not None:
-            return self._keep(question, artifact, "store", partial(self._replacement, question, strict))
-        if strict:
-            raise StrictMiss(
-                f"strict mode: the kernel {spec!r} is not in the store",
-                hint="pre-warm it (kaas prewarm), or ask without strict",
-                key=key,
-                spec=spec.to_record(),
-            )
-        return None
+        if artifact is None:
+            return None
+        return self._keep(question, artifact, "store", partial(self._replacement, question, strict))
+
+    def _strict_miss(self, question: Question) -> StrictMiss | None:
+        """The answer to a strict question when no daemon holds the kernel; ``None``: the store cannot say."""
+        environment = self._store.environment()
+        if environment is None:
+            return None
+        spec, soc_name = question
+        key = self._store.key(environment, spec, soc_name)
+        try:
+            artifact = self._store.find(key)
+        except (PermissionDenied, StoreUnavailable):
+            return None
+        if artifact is not None:  # it came meanwhile, and the daemon will say so
+            artifact.close()
+            return None
+        return StrictMiss(
+            f"strict mode: the kernel {spec!r} is not in the store",
+            hint="pre-warm it (kaas prewarm), or ask without strict",
+            key=key,
+            spec=spec.to_record(),
+        )
 
     def _replacement(self, question: Question, strict: bool, error: KaasError) -> Artifact:
         """The daemon's artifact instead of one from the store that proved damaged at its first use."""
@@ -147,8 +162,9 @@ class KernelClient:
     ) -> KernelHandle:
         """The kernel from the daemon, compiled if need be; threads with one question share one request.
 
-        Raises what the daemon raised, :class:`DaemonUnavailable`, or :class:`DeadlineExceeded` after
-        ``timeout`` seconds.
+        A ``strict`` question is asked, too, and compiles nothing: while the disk is full, kernels are in the
+        daemon's memory alone. Raises what the daemon raised, :class:`DaemonUnavailable` (a strict question,
+        :class:`StrictMiss`), or :class:`DeadlineExceeded` after ``timeout`` seconds.
         """
         timeout = _checked_timeout(timeout)
         priority = chosen_priority(priority)
@@ -195,9 +211,16 @@ class KernelClient:
     ) -> tuple[Artifact, Origin]:
         """Ask for a path first; ask for the bytes when the file cannot be read from here."""
         from kaas.cache.artifact import Artifact, open_artifact
+        from kaas.client.socket_probe import require_daemon
 
         spec, soc_name = question
         deadline = None if timeout is None else time.monotonic() + timeout
+        miss = self._strict_miss(question) if strict else None
+        if miss is not None:
+            try:
+                require_daemon(self.socket, 0.0)
+            except (DaemonUnavailable, PermissionDenied):
+                raise miss from None
         link, canonical = self.link(), spec.canonical()
         reply = link.get_kernel(
             canonical, soc_name=soc_name, strict=strict, priority=priority, timeout=timeout

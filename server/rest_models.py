@@ -310,12 +310,21 @@ class JobPageBody(BaseModel):
 
 
 class FamilyBody(BaseModel):
-    """One kernel family and the JSON Schema (2020-12) of its specs."""
+    """One kernel family, or composite of several kernels, and the JSON Schema (2020-12) of its specs."""
 
     model_config = _example(
-        {"name": "rmsnorm", "summary": "root mean square normalisation", "spec_schema": {"type": "object"}}
+        {
+            "name": "rmsnorm",
+            "kind": "kernel",
+            "summary": "root mean square normalisation",
+            "spec_schema": {"type": "object"},
+        }
     )
     name: str
+    kind: Literal["kernel", "composite"] = Field(
+        "kernel",
+        description="a composite stands for several kernels, and only pre-warm jobs and pins take it",
+    )
     summary: str
     spec_schema: dict[str, Any]
 
@@ -326,6 +335,7 @@ class FamilyDetailBody(FamilyBody):
     model_config = _example(
         {
             "name": "gemm",
+            "kind": "kernel",
             "summary": "dense product",
             "spec_schema": {"type": "object"},
             "page": "# gemm",
@@ -339,11 +349,18 @@ class FamilyDetailBody(FamilyBody):
 
 
 class FamilyPageBody(BaseModel):
-    """A page of families by name; ``next_page_token`` is empty on the last one."""
+    """A page of families and composites by name; ``next_page_token`` is empty on the last one."""
 
     model_config = _example(
         {
-            "families": [{"name": "gemm", "summary": "dense product", "spec_schema": {"type": "object"}}],
+            "families": [
+                {
+                    "name": "gemm",
+                    "kind": "kernel",
+                    "summary": "dense product",
+                    "spec_schema": {"type": "object"},
+                }
+            ],
             "next_page_token": "",
             "total": 1,
         }

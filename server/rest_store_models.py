@@ -176,6 +176,7 @@ class UsageBody(BaseModel):
             "pins": 0,
             "audit_lost": 0,
             "scrub": {"passes": 1, "checked": 1, "damaged": 0},
+            "daemon_resident_bytes": 83886080,
         }
     )
     used: dict[str, Any]
@@ -187,6 +188,7 @@ class UsageBody(BaseModel):
     pins: int
     audit_lost: int
     scrub: dict[str, int]
+    daemon_resident_bytes: int = Field(description="memory of the daemon, without its compile workers")
 
 
 class ScrubBody(BaseModel):

@@ -16,7 +16,7 @@ from kaas.server.audit import EVENTS
 from kaas.server.catalog import Catalog
 from kaas.server.lease_table import Lease
 from kaas.server.prewarm import PrewarmEntry, kernels_of
-from kaas.server.process_facts import Liveness, liveness
+from kaas.server.process_facts import Liveness, liveness, resident_bytes
 from kaas.server.scrubber import Scrubber, ScrubState
 from kaas.server.service import KernelService
 from kaas.server.store_keeper import StoreKeeper
@@ -173,7 +173,7 @@ class StoreService:
         return self._scrubber.state
 
     def usage(self) -> dict[str, Any]:
-        """What the store takes, its limits, and what is held, pinned, waiting or lost."""
+        """What the store and the daemon take, the limits, and what is held, pinned, waiting or lost."""
         holdings = self._holdings
         return {
             "used": msgspec.to_builtins(self._store.usage),
@@ -197,6 +197,7 @@ class StoreService:
                 "checked": self._scrubber.state.checked,
                 "damaged": self._scrubber.state.damaged,
             },
+            "daemon_resident_bytes": resident_bytes(),
         }
 
     async def _keys(self, keys: Sequence[str], entries: Sequence[PrewarmEntry]) -> list[str]:

@@ -1,35 +1,16 @@
-"""What all tests share: the count of faults that were injected, printed at the end of a run."""
+"""What the whole run says at its end: the faults that its tests injected, by kind, passed or not."""
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable
-
 import pytest
-
-_PROPERTY = "injected faults: "
-
-
-@pytest.fixture
-def count_faults(record_property: Callable[[str, object], None]) -> Callable[[str, int], None]:
-    """``count_faults(kind, number)``: so many faults of that kind were injected by this test."""
-
-    def count(kind: str, number: int) -> None:
-        record_property(_PROPERTY + kind, number)
-
-    return count
+from support.fault_counts import totals
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the number of injected faults per kind; reports carry them from the workers of xdist, too."""
-    total: collections.Counter[str] = collections.Counter()
-    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
-        if report.when == "call":
-            for name, number in report.user_properties:
-                if name.startswith(_PROPERTY):
-                    total[name.removeprefix(_PROPERTY)] += int(str(number))
-    if total:
+    """One line a kind. Not beside the fault tests, as the process that prints may run none itself."""
+    found = totals(report for reports in terminalreporter.stats.values() for report in reports)
+    if found:
         terminalreporter.section("injected faults")
-        for kind, number in sorted(total.items()):
-            terminalreporter.write_line(f"{number:6d}  {kind}")
-        terminalreporter.write_line(f"{total.total():6d}  in all")
+        for kind, number in found.items():
+            terminalreporter.write_line(f"{number:7d}  {kind}")
+        terminalreporter.write_line(f"{sum(found.values()):7d}  in all")

@@ -6,10 +6,11 @@ import os
 import random
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.fault_counts import Counter
 from support.kernels import encoded, passport, summary
 
 from kaas.cache.artifact import HEADER_BYTES, PARTS, open_marked
@@ -91,9 +92,7 @@ def expect_one_repair(store: Store) -> None:
 
 
 @pytest.mark.parametrize("region", REGIONS)
-def test_a_flipped_bit_is_a_miss_and_repaired_once(
-    store: Store, region: str, count_faults: Callable[[str, int], None]
-) -> None:
+def test_a_flipped_bit_is_a_miss_and_repaired_once(store: Store, region: str, count_fault: Counter) -> None:
     reader = StoreReader(store.root)
     for place in places(region):
         for secretly in (False, True):
@@ -104,13 +103,11 @@ def test_a_flipped_bit_is_a_miss_and_repaired_once(
             assert secretly or reader.find(DAMAGED.key()) is None
             assert reader.find(OTHER.key()) is not None
             expect_one_repair(store)
-    count_faults("artifact: flipped bit", 2 * len(places(region)))
+    count_fault("artifact: flipped bit", 2 * len(places(region)))
 
 
 @pytest.mark.parametrize("region", REGIONS)
-def test_a_file_cut_off_is_a_miss_and_repaired_once(
-    store: Store, region: str, count_faults: Callable[[str, int], None]
-) -> None:
+def test_a_file_cut_off_is_a_miss_and_repaired_once(store: Store, region: str, count_fault: Counter) -> None:
     reader = StoreReader(store.root)
     for place in places(region):
         for content in (GOOD[:place], GOOD[:place] + bytes(len(GOOD) - place - 1) + b"\1"):
@@ -119,25 +116,23 @@ def test_a_file_cut_off_is_a_miss_and_repaired_once(
             if len(content) < len(GOOD):
                 assert reader.find(DAMAGED.key()) is None
             expect_one_repair(store)
-    count_faults("artifact: cut off, or zeros from there on", 2 * len(places(region)))
+    count_fault("artifact: cut off, or zeros from there on", 2 * len(places(region)))
 
 
 def test_a_kernel_is_not_taken_for_another_whose_file_lies_in_its_place(
-    store: Store, count_faults: Callable[[str, int], None]
+    store: Store, count_fault: Counter
 ) -> None:
     path = damage(store, encoded(OTHER), secretly=True)
     assert served(path) is None
     assert StoreReader(store.root).find(DAMAGED.key()) is None
     expect_one_repair(store)
-    count_faults("artifact: another kernel's", 1)
+    count_fault("artifact: another kernel's", 1)
 
 
 INDEXED = 40
 
 
-def test_damage_anywhere_in_the_index_costs_no_kernel(
-    tmp_path: Path, count_faults: Callable[[str, int], None]
-) -> None:
+def test_damage_anywhere_in_the_index_costs_no_kernel(tmp_path: Path, count_fault: Counter) -> None:
     """Each page of the database at several places, and its length: the list is whole again at once."""
     root = tmp_path / "store"
     kernels = [passport(16 * (number + 1)) for number in range(INDEXED)]
@@ -178,4 +173,4 @@ def test_damage_anywhere_in_the_index_costs_no_kernel(
             again.rebuild(store, summary)
             assert len(again) == INDEXED
             again.close()
-    count_faults("index: damaged or cut-off database", len(cases))
+    count_fault("index: damaged or cut-off database", len(cases))

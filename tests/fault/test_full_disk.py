@@ -19,7 +19,7 @@ from kaas.cache.store import Store
 from kaas.client.daemon_link import DaemonLink
 from kaas.client.handle import KernelHandle
 from kaas.client.kernel_client import KernelClient
-from kaas.proto.errors import StoreFull
+from kaas.proto.errors import StoreFull, StrictMiss
 
 MIB = 1 << 20
 
@@ -130,3 +130,32 @@ def test_no_inodes_are_a_full_disk_too(tmp_path: Path) -> None:
         assert keys
         assert all(store.load(key) is not None for key in keys)
         assert list(store.layout.staging.iterdir()) == []
+
+
+def test_strict_means_no_compile_so_what_only_the_daemons_memory_holds_is_a_hit(
+    tmp_path: Path, disk: Path
+) -> None:
+    toolkit = FakeToolkit(tmp_path / "toolkit")
+    store = disk / "store"
+    with DaemonProcess(
+        tmp_path,
+        store=str(store),
+        toolkit_home=str(toolkit.home),
+        store_min_free_bytes="0",
+        rest_address="off",
+    ) as daemon:
+        daemon.wait_ready()
+        fill(disk)
+        kept = got(daemon, 80)
+        strict = KernelClient(store, Path(daemon.socket))
+        assert strict.find((GemmSpec(n=80, k=64), None)) is None
+        again = strict.fetch((GemmSpec(n=80, k=64), None), 60.0, strict=True)
+        assert (again.key, again.origin) == (kept.key, "hit")
+        assert bytes(again._artifact.image) == bytes(kept._artifact.image)
+        with pytest.raises(StrictMiss):
+            strict.fetch((GemmSpec(n=96, k=64), None), 60.0, strict=True)
+        assert len(toolkit.starts()) == 1
+        daemon.stop()
+        # The daemon's memory went with it: without one, the store has the last word.
+        with pytest.raises(StrictMiss, match="not in the store"):
+            KernelClient(store, Path(daemon.socket)).fetch((GemmSpec(n=80, k=64), None), 60.0, strict=True)

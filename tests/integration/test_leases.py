@@ -18,6 +18,7 @@ from support.daemon import DaemonProcess, until
 from support.fake_toolkit import FakeToolkit
 from support.stored_kernels import store_gemm
 
+from kaas import GemmSpec
 from kaas.client.daemon_link import DaemonLink
 from kaas.proto.locations import lease_socket
 
@@ -171,6 +172,36 @@ def test_a_restarted_daemon_does_not_evict_what_a_live_process_took_before(tmp_p
             until(lambda: link.usage()["evicted"] == 2, what="two evictions")
             assert [path.stem for path in daemon.store.glob("artifacts/*/*.kernel")] == [held]
             link.close()
+    finally:
+        daemon.stop()
+        daemon.discard()
+
+
+def test_a_store_hit_counts_as_use_when_something_must_go(tmp_path: Path) -> None:
+    toolkit = FakeToolkit(tmp_path / "toolkit")
+    daemon = DaemonProcess(tmp_path, toolkit_home=str(toolkit.home), rest_address="off")
+    now = time.time()
+    try:
+        daemon.start()
+        used = store_gemm(daemon.store, 64, created_unix=now - 9 * 86_400)  # worth least, but for its use
+        unused = store_gemm(daemon.store, 80, created_unix=now - 86_400)
+        daemon.stop()
+        daemon.options["store_soft_files"] = "2"
+        daemon.start()
+        daemon.wait_ready()
+        link = DaemonLink(Path(daemon.socket))
+        until(lambda: link.list_kernels().total == 2, what="an index of both")
+        with Rank(daemon, 64) as rank:  # which asks the store, not the daemon
+            until(lambda: holders(link, used) == {rank.pid}, what="a lease")
+            rank.end()
+        until(lambda: not holders(link, used), what="the end of the lease")
+        hits = {kernel.key: kernel.hits for kernel in link.list_kernels().kernels}
+        assert hits == {used: 1, unused: 0}
+
+        made = link.get_kernel(GemmSpec(n=96, k=64).canonical(), timeout=240).key
+        until(lambda: link.usage()["evicted"] >= 1, what="an eviction")
+        assert {path.stem for path in daemon.store.glob("artifacts/*/*.kernel")} == {used, made}
+        link.close()
     finally:
         daemon.stop()
         daemon.discard()

@@ -33,6 +33,7 @@ FAULTS = (
     Fault("short", mode=SHORT),
     Fault("ENOSPC from there on", errno.ENOSPC, repeat=True),
     Fault("EIO from there on", errno.EIO, repeat=True),
+    Fault("ESTALE from there on", errno.ESTALE, repeat=True),
 )
 DEATH = Fault("kill -9", mode=KILL)
 
