@@ -10,6 +10,7 @@ costs more than opening the artifact.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import threading
@@ -46,7 +47,7 @@ class LeaseLink:
         self._lock = threading.Lock()
         self._held: dict[str, None] = {}
         self._fresh: dict[str, str] = {}  # those of them that were not told yet, with their origins
-        self._teller: threading.Thread | None = None
+        self._teller: object | None = None  # the thread that is to tell a burst's end
         self._last_told = float("-inf")
         self._connection: RawSocket | None = None
         self._unsent = b""
@@ -62,18 +63,19 @@ class LeaseLink:
             if time.monotonic() - self._last_told > BURST_S:
                 self._tell()
             elif self._teller is None:
-                self._teller = threading.Thread(target=self._tell_bursts, name="kaas-leases", daemon=True)
+                self._teller = object()
                 try:
-                    self._teller.start()
+                    # Thread.start() would wait until the thread runs: milliseconds on a busy node.
+                    _thread.start_new_thread(self._tell_bursts, (self._teller,))
                 except RuntimeError:  # no more threads, or the interpreter ends
                     self._teller = None
                     self._tell()
 
-    def _tell_bursts(self) -> None:
+    def _tell_bursts(self, me: object) -> None:
         while True:
             time.sleep(BURST_S)
             with self._lock:
-                if self._teller is not threading.current_thread():
+                if self._teller is not me:
                     return
                 if not self._fresh:
                     self._teller = None
