@@ -154,6 +154,11 @@ class Scheduler(Generic[T]):
         """Memory that running flights have set aside."""
         return self._reserved_bytes
 
+    def priority_of(self, key: str) -> Priority | None:
+        """How urgent the flight of ``key`` is by now; ``None`` without one."""
+        flight = self._flights.get(key)
+        return flight.priority if flight is not None else None
+
     def in_flight(self) -> Iterator[tuple[str, FlightState, Any]]:
         """Key, state and subject of every flight, oldest first."""
         for flight in list(self._flights.values()):
