@@ -16,7 +16,7 @@ from kaas.cache.artifact import open_artifact
 from kaas.cache.atomic import FILE_MODE
 from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout, is_key
 from kaas.cache.placement import DIRECTORY_MODE, PRIVATE_MODE
-from kaas.cache.shadow import IndexShadow, ShadowLostError
+from kaas.cache.shadow import IndexShadow, ShadowLostError, indexed_keys
 from kaas.cache.store import Store
 from kaas.proto.errors import ArtifactDamaged, KaasError, PermissionDenied, StoreUnavailable
 
@@ -53,6 +53,25 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return all(problem.put_right for problem in self.problems)
 
 
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """How many artifacts there are and are indexed, and how many of those are lost; ``None``: unknown."""
+
+    artifacts: int | None
+    indexed: int | None
+    lost: int = 0
+
+    @classmethod
+    def of(cls, layout: StoreLayout) -> Contents:
+        """By name only; changes nothing, and needs no right but to read. The index is the daemon's alone."""
+        if not layout.artifacts.is_dir():
+            return cls(artifacts=None, indexed=None)
+        stored = {key for key, _ in _artifacts(layout, [])}
+        keys = indexed_keys(layout)
+        if keys is None:
+            return cls(artifacts=len(stored), indexed=None)
+        return cls(artifacts=len(stored), indexed=len(keys), lost=len(keys - stored))
+
+
 def examine(root: Path, tell: Callable[[int], None] = lambda _: None) -> Report:
     """Look at the store at ``root`` and change nothing; a daemon may be at work there.
 
@@ -60,7 +79,7 @@ def examine(root: Path, tell: Callable[[int], None] = lambda _: None) -> Report:
     store.
     """
     layout = _layout(root)
-    problems = list(_permissions(layout, repair=False))
+    problems = list(permissions(layout, repair=False))
     if not _is_owned(layout):
         problems += [
             Problem(
@@ -96,7 +115,7 @@ def put_right(root: Path, tell: Callable[[int], None] = lambda _: None) -> Repor
     modes are corrected, left-overs go. Raises :class:`StoreUnavailable`, also when a daemon owns the store.
     """
     layout = _layout(root)
-    problems = list(_permissions(layout, repair=True))
+    problems = list(permissions(layout, repair=True))
     left = list(_entries(layout.staging))
     with Store.open(root, allow_network_fs=True) as store:
         problems += [
@@ -168,7 +187,7 @@ def _entries(directory: Path) -> Iterator[Path]:
         return
 
 
-def _permissions(layout: StoreLayout, *, repair: bool) -> Iterator[Problem]:
+def permissions(layout: StoreLayout, *, repair: bool) -> Iterator[Problem]:
     """Directories that others may write to, and artifacts that they may write to or not read."""
     directories = [(layout.root, DIRECTORY_MODE), (layout.artifacts, DIRECTORY_MODE)]
     directories += [(layout.quarantine, DIRECTORY_MODE), (layout.staging, PRIVATE_MODE)]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from kaas.cache import fsck as store_check
 from kaas.client import exit_status
 from kaas.client.daemon_link import DaemonLink
 from kaas.client.kernel_listing import size_text
 from kaas.client.socket_probe import probe
 from kaas.client.terminal import guarded, print_json
 from kaas.proto.locations import default_socket, default_store
+
+if TYPE_CHECKING:
+    from kaas.cache.fsck import Report
 
 _POLL_S = 0.1
 
@@ -46,6 +48,9 @@ def fsck(
     """
     if online:
         return _online(socket or default_socket(), json)
+    # Here, because it needs the daemon's packages, which a node with clients alone does without.
+    from kaas.cache import fsck as store_check
+
     root = store or default_store()
     report = store_check.examine(root, _told) if dry_run else store_check.put_right(root, _told)
     if json:
@@ -62,7 +67,7 @@ def fsck(
     return 0 if report.is_sound else exit_status.FAILED
 
 
-def _count(report: store_check.Report) -> str:
+def _count(report: Report) -> str:
     if report.is_clean:
         return "no problems"
     right = sum(problem.put_right for problem in report.problems)

@@ -185,7 +185,7 @@ def _typed(name: str, value: Any, source: str) -> Any:
     """``value`` as the field's type; text is converted, other kinds must match exactly."""
     if isinstance(value, Path):
         value = str(value)
-    if name.endswith("_bytes") and isinstance(value, str):
+    if name.endswith(("_bytes", "_bytes_per_s")) and isinstance(value, str):
         value = _bytes(name, value, source)
     if name in ("log_level", "log_format") and isinstance(value, str):
         value = value.lower()

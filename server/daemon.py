@@ -190,7 +190,11 @@ class Daemon:
         )
         jobs = PrewarmJobs(service.warm, width=2 * config.workers)
         leases = LeaseServer(
-            holdings.leases, holdings.audit, used=self._catalog.used, released=self._catalog.released
+            holdings.leases,
+            holdings.audit,
+            used=self._catalog.used,
+            released=self._catalog.released,
+            ask=service.get_kernel,
         )
         await leases.start(lease_socket(Path(config.socket)), self._access)
         closing.push_async_callback(leases.stop)
