@@ -8,15 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from statistics_of import human_seconds, summary
 
 from kaas import GemmSpec
@@ -30,6 +33,9 @@ from kaas.proto.launch import LaunchMetadata
 SMALL, LARGE = 1_000, 100_000
 LIMIT = 90_000
 """Kernels that the large store may hold when it is started over its limit."""
+
+READY_WITHIN_S = 2.0
+"""What a start may take, whatever the store holds."""
 
 IMAGE_BYTES = 2048
 SEED = 3510
@@ -65,8 +71,17 @@ def _fill(store: Path, count: int) -> list[str]:
     return keys
 
 
+@dataclass(frozen=True)
+class _Daemon:
+    """A running one; its log follows from the directory."""
+
+    process: subprocess.Popen[str]
+    start_seconds: float
+    rest_url: str
+
+
 @contextlib.contextmanager
-def _daemon(directory: Path, store: Path, **settings: str) -> Iterator[tuple[subprocess.Popen[str], float]]:
+def _daemon(directory: Path, store: Path, **settings: str) -> Iterator[_Daemon]:
     """A daemon on that store and how long it took until it listened; always stopped."""
     environ = {
         **os.environ,
@@ -84,7 +99,9 @@ def _daemon(directory: Path, store: Path, **settings: str) -> Iterator[tuple[sub
         assert process.stdout is not None
         banner = process.stdout.readline()
         assert banner, (directory / "daemon.log").read_text()[-2000:]
-        yield process, time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        url = re.search(r"REST on (http://\S+?),", banner)
+        yield _Daemon(process, seconds, url.group(1) if url else "")
     finally:
         process.terminate()
         process.wait(timeout=60)
@@ -113,34 +130,37 @@ def _rss_bytes(pid: int) -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _ask(socket: Path, spec: bytes, count: int) -> None:
+def _ask(socket: Path, rest_url: str, count: int) -> None:
+    """So many hits, one in ten of them over HTTP."""
+    spec = GemmSpec(n=16, k=16)
+    canonical, record = spec.canonical(), {"spec": spec.to_record()}
     link = DaemonLink(socket)
-    for _ in range(count):
-        link.get_kernel(spec)
+    with httpx.Client(base_url=rest_url, timeout=60) as rest:
+        for number in range(count):
+            if number % 10:
+                link.get_kernel(canonical)
+            else:
+                rest.post("/v1/kernels", json=record).raise_for_status()
     link.close()
 
 
 def _memory(directory: Path, store: Path, requests: int) -> dict[str, Any]:
-    """The daemon's resident bytes with the whole index, then over many requests by four threads."""
-    with _daemon(directory, store, store_soft_files="0", store_soft_bytes="0") as (process, _):
-        link = DaemonLink(directory / "kaas.sock")
+    """The daemon's resident bytes with the whole index, at each tenth of many requests by two threads."""
+    socket = directory / "kaas.sock"
+    with _daemon(
+        directory, store, store_soft_files="0", store_soft_bytes="0", rest_address="127.0.0.1:0"
+    ) as daemon:
+        link = DaemonLink(socket)
         while link.list_kernels(page_size=1).total < LARGE:
             time.sleep(0.2)
-        spec = GemmSpec(n=16, k=16).canonical()
-        _ask(directory / "kaas.sock", spec, requests // 10)
-        resident = [_rss_bytes(process.pid)]
-        for _ in range(4):
-            threads = [
-                threading.Thread(target=_ask, args=(directory / "kaas.sock", spec, requests // 16))
-                for _ in range(4)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            resident.append(_rss_bytes(process.pid))
+        resident = [_rss_bytes(daemon.process.pid)]
+        for _ in range(10):
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(lambda _: _ask(socket, daemon.rest_url, requests // 20), range(2)))
+            resident.append(_rss_bytes(daemon.process.pid))
+        told = link.usage()["daemon_resident_bytes"]
         link.close()
-    return {"requests": requests, "resident_bytes": resident}
+    return {"requests": requests, "resident_bytes": resident, "told_bytes": told}
 
 
 def _starts(directory: Path, full: Path, empty: Path, rounds: int) -> dict[str, Any]:
@@ -148,10 +168,10 @@ def _starts(directory: Path, full: Path, empty: Path, rounds: int) -> dict[str, 
     first_hit: list[float] = []
     spec = GemmSpec(n=16, k=16).canonical()
     for _ in range(rounds):
-        with _daemon(directory, empty) as (_, seconds):
-            samples["empty"].append(seconds)
-        with _daemon(directory, full, store_soft_files=str(LIMIT)) as (_, seconds):
-            samples["full"].append(seconds)
+        with _daemon(directory, empty) as daemon:
+            samples["empty"].append(daemon.start_seconds)
+        with _daemon(directory, full, store_soft_files=str(LIMIT)) as daemon:
+            samples["full"].append(daemon.start_seconds)
             link = DaemonLink(directory / "kaas.sock")
             began = time.perf_counter()
             link.get_kernel(spec, timeout=120)
@@ -187,7 +207,11 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     resident = memory["resident_bytes"]
 
     def cell(one: dict[str, Any]) -> str:
-        return f"p50 {human_seconds(one['median'])}, p99 {human_seconds(one['p99'])}"
+        spread = f"{human_seconds(one['p25'])} to {human_seconds(one['p75'])}"
+        return f"p50 {human_seconds(one['median'])} ({spread}), p99 {human_seconds(one['p99'])}"
+
+    def mib(size: int) -> str:
+        return f"{size / 2**20:.1f} MiB"
 
     return [
         (
@@ -200,7 +224,8 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             f"start until it listens, {LARGE:,} kernels of which {LIMIT:,} may stay",
             cell(start["full"]),
             "an empty store: " + cell(start["empty"]),
-            f"{start['full']['median'] - start['empty']['median']:+.2f} s",
+            f"{start['full']['median'] / start['empty']['median']:.3g} x; "
+            f"the slowest took {start['full']['max'] / READY_WITHIN_S:.2g} of {READY_WITHIN_S:g} s",
         ),
         (
             "first hit through that daemon, right after it listens",
@@ -209,10 +234,11 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             "",
         ),
         (
-            f"the daemon's resident memory after {memory['requests']:,} requests, {LARGE:,} kernels indexed",
-            f"{resident[-1] / 2**20:.0f} MiB",
-            f"before them: {resident[0] / 2**20:.0f} MiB",
-            f"{resident[-1] / resident[0]:.3g} x",
+            f"the daemon's resident memory after {memory['requests']:,} requests (gRPC and HTTP), "
+            f"{LARGE:,} kernels indexed",
+            mib(resident[-1]),
+            f"after a tenth: {mib(resident[1])} (before: {mib(resident[0])}, most: {mib(max(resident))})",
+            f"{resident[-1] / resident[1]:.3g} x",
         ),
     ]
 
