@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from support.stored_kernels import store_gemm
 
 from kaas import GemmSpec
 from kaas.cache.environment_file import publish_environment, read_environment
+from kaas.cache.limits import LOW_WATER
 from kaas.client.daemon_link import DaemonLink
 from kaas.client.store_reader import StoreReader
 
@@ -94,7 +96,7 @@ def test_a_store_above_its_limit_starts_like_an_empty_one_and_answers_while_it_s
         assert link.usage()["evicted"] == 0
         spec = GemmSpec(n=16, k=16)
         answers = during = 0
-        while (usage := link.usage())["evicted"] < count - limit:
+        while (usage := link.usage())["used"]["files"] > ceil(LOW_WATER * limit) or not usage["evicted"]:
             assert link.get_kernel(spec.canonical()).key == keys[0]
             answers += 1
             during += bool(usage["evicted"])
