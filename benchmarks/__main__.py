@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import time
 
@@ -97,6 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the soak lasts")
     parser.add_argument("--no-record", action="store_true", help="write nothing")
     given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that daemons are stopped on the way out
     if given.names == ["page"]:
         results.write_page()
         return 0

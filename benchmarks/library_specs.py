@@ -19,12 +19,16 @@ def examples() -> list[tuple[str, KernelSpec]]:
 
 def mixed(count: int, seed: int) -> list[KernelSpec]:
     """``count`` different specs: the examples in drawn order, then GEMMs and norms of many shapes."""
-    from kaas import GemmSpec, RmsnormSpec
+    from kaas import GemmSpec, RmsNormSpec
 
     specs = [spec for _, spec in examples()]
     random.Random(seed).shuffle(specs)
     number = 0
     while len(specs) < count:
         number += 1
-        specs.append(GemmSpec(n=256 + 32 * number, k=512, m=512) if number % 2 else RmsnormSpec(hidden=512 + 64 * number))
+        specs.append(
+            GemmSpec(n=256 + 32 * number, k=512, m=512)
+            if number % 2
+            else RmsNormSpec(hidden=512 + 64 * number)
+        )
     return specs[:count]

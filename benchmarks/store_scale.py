@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks.effort import Effort
 from benchmarks.filled_store import fill, spec_number
@@ -51,7 +50,11 @@ def measure(effort: Effort) -> Outcome:
         }
         taken = pinned_json("store_scale", order, child_environment())
     sizes = {"small": f"{SMALL:,} kernels", "large": f"{large:,} kernels"}
-    series = {f"9 {what}, {sizes[size]}": Series(taken[f"{what} {size}"]) for what in ("hit", "list") for size in sizes}
+    series = {
+        f"9 {what}, {sizes[size]}": Series(taken[f"{what} {size}"])
+        for what in ("hit", "list")
+        for size in sizes
+    }
     checks = tuple(
         Check(
             what=what,

@@ -69,8 +69,10 @@ class Eviction:
 
     def is_due(self) -> bool:
         """Whether there is something to do: a limit is exceeded, or idle kernels are to be looked for."""
+        since_check = self._clock() - self._idle_checked
         idle_is_due = self._must_check_idle or (
-            self._limits.max_idle_s and self._clock() - self._idle_checked >= IDLE_CHECK_S
+            self._limits.max_idle_s
+            and not 0 <= since_check < IDLE_CHECK_S  # negative: the clock was set back
         )
         return bool(idle_is_due) or exceeds(self._store.usage, self._limits)
 

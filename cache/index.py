@@ -292,7 +292,8 @@ class KernelIndex:
 
     def _changed(self, key: str) -> None:
         self._unwritten.add(key)
-        is_time = self._clock() - self._flushed >= FLUSH_INTERVAL_S
+        # A clock that was set back must not put off what is due.
+        is_time = not 0 <= self._clock() - self._flushed < FLUSH_INTERVAL_S
         if is_time or (len(self._unwritten) >= ROWS_PER_FLUSH and self.trouble is None):
             self.flush(ROWS_PER_FLUSH)
 

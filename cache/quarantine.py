@@ -42,7 +42,7 @@ def put_away(
     when even that fails (a read-only file system) it stays, and verification keeps refusing it.
     """
     now = time.time()
-    name = f"{int(now * 1e6):016d}-{key}"
+    name = f"{_next_number(layout, now):016d}-{key}"
     destination = layout.quarantine / name
     try:
         try:
@@ -72,6 +72,15 @@ def put_away(
         _LOG.warning("the record of %s could not be written: %s", name, error)
     _drop_oldest(layout)
     return record
+
+
+def _next_number(layout: StoreLayout, now: float) -> int:
+    """Microseconds since 1970, or more when the clock was set back: what came last must sort last."""
+    try:
+        newest = _names(layout)[-1].partition("-")[0]
+    except (OSError, IndexError):
+        newest = ""
+    return max(int(now * 1e6), int(newest) + 1 if newest.isdecimal() else 0)
 
 
 def _move(layout: StoreLayout, path: Path, destination: Path) -> int:

@@ -24,7 +24,7 @@ from kaas.cache.layout import StoreLayout, is_key
 
 _LOG = logging.getLogger(__name__)
 
-SCHEMA = "kaas kernel index 2"
+SCHEMA = "kaas kernel index 3"
 """Raised whenever the rows change; a shadow of another schema is deleted."""
 
 ROWS_AT_ONCE = 1000
@@ -60,7 +60,7 @@ class ShadowLostError(Exception):
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One value: a row and the CRC-32 of exactly those bytes."""
+    """One value: a row and the CRC-32 of its key and exactly those bytes."""
 
     crc: int
     row: msgspec.Raw
@@ -126,14 +126,18 @@ class IndexShadow:
         if not os.path.lexists(self._layout.index):
             return
         try:
-            with self._opened():
-                pass
-            last = -1
+            with self._opened() as cache:
+                expected = len(cache)
+            last, number = -1, 0
             while True:
-                rows, last = _rows_after(str(self._layout.index / "cache.db"), last)
-                if not rows:
-                    return
-                yield rows
+                rows, last, found = _rows_after(str(self._layout.index / "cache.db"), last)
+                number += found
+                if not found:
+                    break
+                if rows:
+                    yield rows
+            if number != expected:  # rows that SQLite passes over could never be written again either
+                raise ForeignRowError(f"{number} rows are found where {expected} are counted")
         except Exception as error:  # sqlite, OS, foreign or garbled rows: any damage at all
             raise self._lost(error) from error
 
@@ -148,7 +152,7 @@ class IndexShadow:
                     if row is None:
                         cache.delete(key)
                     else:
-                        cache.set(key, _sealed(row))
+                        cache.set(key, _sealed(key, row))
         except Exception as error:  # as above
             if _is_passing(error):
                 raise ShadowBusyError(str(error)) from error
@@ -196,8 +200,8 @@ def indexed_keys(layout: StoreLayout) -> set[str] | None:
         while True:
             # A database that nobody has open is read without making SQLite's files beside it.
             is_at_rest = not (layout.index / "cache.db-wal").exists()
-            rows, last = _rows_after(str(layout.index / "cache.db"), last, is_at_rest=is_at_rest)
-            if not rows:
+            rows, last, count = _rows_after(str(layout.index / "cache.db"), last, is_at_rest=is_at_rest)
+            if not count:
                 return found
             found |= rows.keys()
     except Exception:  # as in IndexShadow
@@ -214,11 +218,13 @@ def _probe_lock(database: str) -> None:
         connection.close()
 
 
-def _rows_after(database: str, last: int, *, is_at_rest: bool = False) -> tuple[dict[str, bytes], int]:
-    """The next rows by row number, checked like :class:`JsonOnlyDisk` checks them; one query for all."""
-    connection = sqlite3.connect(
-        f"{Path(database).as_uri()}?mode=ro{'&immutable=1' * is_at_rest}", uri=True, timeout=_LOCK_TIMEOUT_S
-    )
+def _rows_after(database: str, last: int, *, is_at_rest: bool = False) -> tuple[dict[str, bytes], int, int]:
+    """The next rows by row number, checked like :class:`JsonOnlyDisk` checks them; one query for all.
+
+    Returns the rows, the last row's number, and how many rows there were, the schema's included.
+    """
+    address = f"{Path(database).as_uri()}?mode=ro{'&immutable=1' * is_at_rest}"
+    connection = sqlite3.connect(address, uri=True, timeout=_LOCK_TIMEOUT_S)
     try:
         found = connection.execute(
             "SELECT rowid, key, raw, mode, filename, value FROM Cache WHERE rowid > ? ORDER BY rowid LIMIT ?",
@@ -234,10 +240,8 @@ def _rows_after(database: str, last: int, *, is_at_rest: bool = False) -> tuple[
         if mode != _RAW or filename is not None:
             raise ForeignRowError(f"a row is stored in mode {mode}, not as text")
         if _is_row(_text(key)):
-            rows[key] = _unsealed(_text(value))
-    if found and not rows:
-        return _rows_after(database, last, is_at_rest=is_at_rest)
-    return rows, last
+            rows[key] = _unsealed(key, _text(value))
+    return rows, last, len(found)
 
 
 def _is_passing(error: Exception) -> bool:
@@ -256,14 +260,18 @@ def _is_row(key: str) -> bool:
     return True
 
 
-def _sealed(row: bytes) -> str:
-    return msgspec.json.encode(_Sealed(crc=zlib.crc32(row), row=msgspec.Raw(row))).decode()
+def _checksum(key: str, row: bytes) -> int:
+    return zlib.crc32(row, zlib.crc32(key.encode()))
 
 
-def _unsealed(text: str) -> bytes:
+def _sealed(key: str, row: bytes) -> str:
+    return msgspec.json.encode(_Sealed(crc=_checksum(key, row), row=msgspec.Raw(row))).decode()
+
+
+def _unsealed(key: str, text: str) -> bytes:
     sealed = _SEALED_DECODER.decode(text)
     row = bytes(sealed.row)
-    if zlib.crc32(row) != sealed.crc:
+    if _checksum(key, row) != sealed.crc:
         raise ForeignRowError("a row's checksum differs")
     return row
 

@@ -61,6 +61,9 @@ log = logging.getLogger(__name__)
 WORKER_RETRY_S = 30.0
 """Pause before another try when the workers cannot be started (no memory just now, say)."""
 
+SOCKET_PERIOD_S = 5.0
+"""How long a deleted socket stays away."""
+
 READINESS_PERIOD_S = 10.0
 """How late the health service may be about the store; about the workers it is not late at all."""
 
@@ -189,7 +192,7 @@ class Daemon:
             costs=costs,
         )
         jobs = PrewarmJobs(service.warm, width=2 * config.workers)
-        leases = LeaseServer(
+        leases = self._leases = LeaseServer(
             holdings.leases,
             holdings.audit,
             used=self._catalog.used,
@@ -265,6 +268,19 @@ class Daemon:
             group.create_task(self._catalog.holdings.audit.run())
             group.create_task(self._keep_workers_warm())
             group.create_task(self._tell_readiness())
+            group.create_task(self._keep_sockets())
+
+    async def _keep_sockets(self) -> None:
+        """A cleaner of old files may take a socket away; who connects next must find it again."""
+        while True:
+            await asyncio.sleep(SOCKET_PERIOD_S)
+            try:
+                if await self._grpc.renew_unix():
+                    log.warning("the socket %s was deleted, and is there again", self._config.socket)
+                if await self._leases.renew():
+                    log.warning("the socket for leases was deleted, and is made again")
+            except (KaasError, OSError) as error:
+                log.error("the socket was deleted and cannot be made again: %s", error)
 
     async def _keep_store(self) -> None:
         """What must go is known once the index is complete; until then nothing does."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -294,35 +296,60 @@ class GrpcServer:
     def __init__(
         self, servicer: KernelServicer, store_servicer: pb_grpc.StoreServiceServicer | None = None
     ) -> None:
-        self._server = grpc.aio.server(
+        self._servicer, self._store_servicer = servicer, store_servicer
+        self._health = health.aio.HealthServicer()
+        self._path: Path | None = None
+        self._access: SocketAccess | None = None
+        self._own: tuple[int, int] | None = None
+        self._server = self._new_server()
+        self._renewed: list[grpc.aio.Server] = []
+
+    def _new_server(self) -> grpc.aio.Server:
+        server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
                 ("grpc.max_send_message_length", MAX_REPLY_BYTES),
                 ("grpc.so_reuseport", 0),
             )
         )
-        self._health = health.aio.HealthServicer()
-        self._path: Path | None = None
-        self._own: tuple[int, int] | None = None
-        pb_grpc.add_KernelServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
-        if store_servicer is not None:
-            pb_grpc.add_StoreServiceServicer_to_server(store_servicer, self._server)  # type: ignore[no-untyped-call]
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        pb_grpc.add_KernelServiceServicer_to_server(self._servicer, server)  # type: ignore[no-untyped-call]
+        if self._store_servicer is not None:
+            pb_grpc.add_StoreServiceServicer_to_server(self._store_servicer, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        return server
 
     def bind_unix(self, path: Path, access: SocketAccess) -> None:
         """Listen at ``path``. Raises like :func:`kaas.server.listeners.claimed_socket`."""
+        self._bind_unix(self._server, path, access)
+
+    async def renew_unix(self) -> bool:
+        """Listen at the socket's path anew if the socket was deleted; whether it was.
+
+        What another process put there is left alone. Raises like :meth:`bind_unix`.
+        """
+        path, access = self._path, self._access
+        if path is None or access is None or os.path.lexists(path):
+            return False
+        # A started server takes no further ports. The one before goes on for those who are connected to it.
+        server = self._new_server()
+        self._bind_unix(server, path, access)
+        await server.start()
+        self._renewed.append(server)
+        return True
+
+    def _bind_unix(self, server: grpc.aio.Server, path: Path, access: SocketAccess) -> None:
         with listeners.claimed_socket(path, access, field="socket") as staging:
-            self._add_port(f"unix:{staging}", "socket", str(path))
-        self._path, self._own = path, listeners.identity(path)
+            self._add_port(server, f"unix:{staging}", "socket", str(path))
+        self._path, self._access, self._own = path, access, listeners.identity(path)
 
     def bind_tcp(self, host: str, port: int) -> int:
         """Listen on TCP; returns the port. Raises :class:`InvalidConfig` when it cannot be bound."""
         name = f"[{host}]" if ":" in host else host
-        return self._add_port(f"{name}:{port}", "tcp_address", f"{host}:{port}")
+        return self._add_port(self._server, f"{name}:{port}", "tcp_address", f"{host}:{port}")
 
-    def _add_port(self, address: str, field: str, shown: str) -> int:
+    def _add_port(self, server: grpc.aio.Server, address: str, field: str, shown: str) -> int:
         with contextlib.suppress(RuntimeError):
-            if port := self._server.add_insecure_port(address):
+            if port := server.add_insecure_port(address):
                 return int(port)
         raise InvalidConfig(f"{field}: cannot listen on {shown}", field=field, hint="choose another address")
 
@@ -346,4 +373,4 @@ class GrpcServer:
         """Remove the socket, refuse new calls, end running ones after ``grace_s`` at the latest."""
         if self._path is not None:
             listeners.remove_own(self._path, self._own)
-        await self._server.stop(grace_s)
+        await asyncio.gather(*(server.stop(grace_s) for server in (self._server, *self._renewed)))

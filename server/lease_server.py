@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import secrets
 import socket
@@ -79,6 +80,7 @@ class LeaseServer:
         self.ask = ask
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
+        self._access: SocketAccess | None = None
         self._own: tuple[int, int] | None = None
         self._connections: Counter[int] = Counter()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -92,9 +94,19 @@ class LeaseServer:
         except (KaasError, OSError) as error:
             log.warning("no leases, because their socket cannot be had: %s", error)
             return
-        self._path, self._own = path, listeners.identity(path)
+        self._path, self._access, self._own = path, access, listeners.identity(path)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: _Connection(self), sock=listener)
+
+    async def renew(self) -> bool:
+        """Listen anew if the socket was deleted; whether it was. Connections and their leases stay."""
+        path, access = self._path, self._access
+        if path is None or access is None or os.path.lexists(path):
+            return False
+        if self._server is not None:
+            self._server.close()
+        await self.start(path, access)
+        return True
 
     async def stop(self) -> None:
         """Stop listening; connections end with the process."""

@@ -7,7 +7,7 @@ from support.fault_counts import totals
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line a kind. Not beside the fault tests, as the process that prints may run none itself."""
+    """One line a kind. Not beside the fault tests: the process that prints may run none of them itself."""
     found = totals(report for reports in terminalreporter.stats.values() for report in reports)
     if found:
         terminalreporter.section("injected faults")

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,15 @@ def link(daemon: DaemonProcess) -> Iterator[DaemonLink]:
 
 
 def say(daemon: DaemonProcess, line: bytes) -> bytes:
-    """What the daemon answers before it hangs up."""
+    """What the daemon answers before it hangs up, in order or not."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(60)
         connection.connect(str(lease_socket(Path(daemon.socket))))
-        connection.sendall(line)
         answer = b""
-        while part := connection.recv(1 << 16):
-            answer += part
+        with suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(line)
+            while part := connection.recv(1 << 16):
+                answer += part
     return answer
 
 
@@ -125,17 +127,13 @@ def test_a_deadline_says_how_far_the_kernel_was(link: DaemonLink, toolkit: FakeT
     ],
 )
 def test_a_line_that_is_no_question_ends_its_connection_only(daemon: DaemonProcess, line: bytes) -> None:
-    with pytest.raises(ConnectionResetError):
-        assert say(daemon, line) == b""
-        raise ConnectionResetError  # it was closed in order: as good
+    assert say(daemon, line) == b""
     assert answer(daemon, want({"family": "nothing"}))["error"]["code"] == "unknown_family"
 
 
 def test_a_connection_is_for_one_question(daemon: DaemonProcess) -> None:
     line = want(GemmSpec(m=64, n=208, k=64).to_record())
-    with pytest.raises(ConnectionResetError):
-        assert say(daemon, line + line) == b""
-        raise ConnectionResetError
+    assert say(daemon, line + line) == b""
 
 
 def test_a_client_that_hangs_up_waits_no_more(daemon: DaemonProcess, toolkit: FakeToolkit) -> None:

@@ -34,7 +34,7 @@ def totals(reports: Iterable[Any]) -> Mapping[str, int]:
     """Counts by kind from the reports of a run, the most frequent first."""
     found: collections.Counter[str] = collections.Counter()
     for report in reports:
-        if getattr(report, "when", "") == "call":
+        if getattr(report, "when", "") == "call" and not report.skipped:
             for name, value in report.user_properties:
                 if name == PROPERTY:
                     kind, number = value
