@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -46,8 +47,6 @@ from kaas.server.lease_server import LeaseServer
 from kaas.server.listeners import SocketAccess
 from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmJobs
-from kaas.server.rest_api import create_app
-from kaas.server.rest_server import RestServer
 from kaas.server.scheduler import Scheduler
 from kaas.server.scrubber import Scrubber
 from kaas.server.service import KernelService
@@ -55,6 +54,9 @@ from kaas.server.status import as_kaas_error
 from kaas.server.store_keeper import StoreKeeper
 from kaas.server.store_service import StoreService
 from kaas.server.telemetry import configure_logging, facts
+
+if TYPE_CHECKING:
+    from kaas.server.rest_server import RestServer
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +143,10 @@ class Daemon:
         )
         closing.callback(self._store.close)
         # May build the twin, ask a device, and reads every compiler and header once.
-        self.environment = await asyncio.to_thread(_environment, config)
+        environment = asyncio.create_task(asyncio.to_thread(_environment, config))
+        if parse_address(config.rest_address) is not None:
+            _rest_modules()  # meanwhile: files are hashed without holding the interpreter
+        self.environment = await environment
         index = KernelIndex(Path(config.store))
         pool = self._pool = CompilerPool(
             max_jobs=config.zygote_max_jobs, max_rss_bytes=config.zygote_max_rss_bytes, attempts=1
@@ -249,10 +254,11 @@ class Daemon:
             self._grpc.bind_tcp(tcp.host, tcp.port)
         self._rest: RestServer | None = None
         if (rest := parse_address(config.rest_address)) is not None:
-            app = create_app(
+            rest_api, rest_server = _rest_modules()
+            app = rest_api.create_app(
                 service, self._catalog, jobs, failures, self.readiness, version("ascend-kaas"), store
             )
-            self._rest = RestServer(app, rest, self._access, allow_remote=config.allow_remote)
+            self._rest = rest_server.RestServer(app, rest, self._access, allow_remote=config.allow_remote)
             self._closing.push_async_callback(self._rest.stop)
             self._rest.start()
             if not rest.path:
@@ -315,6 +321,13 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READINESS_PERIOD_S):
                     await self._pool.warmth_changed.wait()
+
+
+def _rest_modules() -> tuple[ModuleType, ModuleType]:
+    """REST's own and FastAPI, half of all that the daemon imports: only where it is served."""
+    from kaas.server import rest_api, rest_server
+
+    return rest_api, rest_server
 
 
 def _store_limits(config: Config) -> StoreLimits:
