@@ -22,6 +22,7 @@ whole when a part of it is first needed; any other file at once.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import math
 import os
@@ -87,8 +88,10 @@ class _Part(NamedTuple):
     digest: bytes
 
 
-_PASSPORT_DECODER = msgspec.json.Decoder(Passport)
-_METADATA_DECODER = msgspec.json.Decoder(_Metadata)
+@functools.cache
+def _decoder(record: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    """Made when first needed, which for a marked file is its first use: it costs as much as many opens."""
+    return msgspec.json.Decoder(record)
 
 
 class Artifact:
@@ -132,7 +135,7 @@ class Artifact:
 
     def _verify(self, data: bytes, expected_key: str | None) -> None:
         self._created_unix, self._seconds, self._parts = _verified_parts(data, self._origin)
-        passport: Passport = self._decoded_json("passport", _PASSPORT_DECODER)
+        passport: Passport = self._decoded_json("passport", _decoder(Passport))
         key = KernelKey(self._parts["passport"].digest.hex())
         if passport.key() != key:
             raise _damaged(self._origin, "passport", "the passport is not in canonical form")
@@ -140,7 +143,7 @@ class Artifact:
             raise _damaged(
                 self._origin, "passport", "it belongs to another kernel", expected=expected_key, found=key
             )
-        metadata: _Metadata = self._decoded_json("metadata", _METADATA_DECODER)
+        metadata: _Metadata = self._decoded_json("metadata", _decoder(_Metadata))
         self.key = key
         self._passport = passport
         self._launch_and_choices = metadata
