@@ -192,6 +192,22 @@ class IndexShadow:
         return ShadowLostError(str(error))
 
 
+def indexed_keys(layout: StoreLayout) -> set[str] | None:
+    """Keys of all rows, unchecked and without changing anything; ``None`` when they cannot be read."""
+    found: set[str] = set()
+    last = -1
+    try:
+        while True:
+            # A database that nobody has open is read without making SQLite's files beside it.
+            is_at_rest = not (layout.index / "cache.db-wal").exists()
+            rows, last, count = _rows_after(str(layout.index / "cache.db"), last, is_at_rest=is_at_rest)
+            if not count:
+                return found
+            found |= rows.keys()
+    except Exception:  # as in IndexShadow
+        return None
+
+
 def _probe_lock(database: str) -> None:
     """Fail now if another process holds the database locked; diskcache itself would wait for a minute."""
     connection = sqlite3.connect(database, timeout=_LOCK_TIMEOUT_S, isolation_level=None)
@@ -202,12 +218,13 @@ def _probe_lock(database: str) -> None:
         connection.close()
 
 
-def _rows_after(database: str, last: int) -> tuple[dict[str, bytes], int, int]:
+def _rows_after(database: str, last: int, *, is_at_rest: bool = False) -> tuple[dict[str, bytes], int, int]:
     """The next rows by row number, checked like :class:`JsonOnlyDisk` checks them; one query for all.
 
     Returns the rows, the last row's number, and how many rows there were, the schema's included.
     """
-    connection = sqlite3.connect(f"{Path(database).as_uri()}?mode=ro", uri=True, timeout=_LOCK_TIMEOUT_S)
+    address = f"{Path(database).as_uri()}?mode=ro{'&immutable=1' * is_at_rest}"
+    connection = sqlite3.connect(address, uri=True, timeout=_LOCK_TIMEOUT_S)
     try:
         found = connection.execute(
             "SELECT rowid, key, raw, mode, filename, value FROM Cache WHERE rowid > ? ORDER BY rowid LIMIT ?",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kaas.cache.artifact import Artifact, open_artifact
+from kaas.cache.artifact import Artifact, is_marked, mark_verified, open_artifact
 from kaas.cache.atomic import store_error, sync_directory, write_staged
 from kaas.cache.footprint import Footprint
 from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout, is_key, require_key
@@ -52,7 +52,9 @@ class Store:
         """Hears of every artifact that is taken out of service, in whichever thread does it."""
 
     @classmethod
-    def open(cls, root: str | Path, limits: StoreLimits | None = None) -> Store:
+    def open(
+        cls, root: str | Path, limits: StoreLimits | None = None, *, allow_network_fs: bool = False
+    ) -> Store:
         """Create or open the store at ``root``, take ownership, and sweep what a dead daemon left unfinished.
 
         Raises :class:`StoreUnavailable` (unsafe, not writable, or in use by another daemon) or
@@ -60,16 +62,16 @@ class Store:
         """
         for _ in range(ATTEMPTS - 1):
             try:
-                return cls._open(root, limits)
+                return cls._open(root, limits, allow_network_fs)
             except (StoreFull, StoreUnavailable) as error:
                 if error.details.get("errno") not in _PASSING:
                     raise
                 _LOG.warning("the store could not be opened and is tried again: %s", error)
-        return cls._open(root, limits)
+        return cls._open(root, limits, allow_network_fs)
 
     @classmethod
-    def _open(cls, root: str | Path, limits: StoreLimits | None) -> Store:
-        layout = StoreLayout(prepare_root(root))
+    def _open(cls, root: str | Path, limits: StoreLimits | None, allow_network_fs: bool) -> Store:
+        layout = StoreLayout(prepare_root(root, allow_network_fs=allow_network_fs))
         ownership = StoreOwnership(layout)
         try:
             try:
@@ -123,17 +125,18 @@ class Store:
         be stored; then nothing of it is left behind.
         """
         path = self.layout.artifact_path(key)
-        Artifact(encoded, expected_key=key, origin=f"new {path.name}").close()
+        with Artifact(encoded, expected_key=key, origin=f"new {path.name}") as verified:
+            created_unix = verified.created_unix
         with self._settle:
             if self._intact(key, path):
                 return path
         self._require_room(len(encoded))
         try:
             try:
-                self._write(key, path, encoded)
+                self._write(key, path, encoded, created_unix)
             except FileNotFoundError:  # somebody removed our directories under us
                 self._restore_directories()
-                self._write(key, path, encoded)
+                self._write(key, path, encoded, created_unix)
         except OSError as error:
             raise store_error(error, "publishing", path) from error
         return path
@@ -142,13 +145,13 @@ class Store:
         """The verified artifact, or ``None``: not there, or damaged and now in quarantine."""
         path = self.layout.artifact_path(key)
         try:
-            return _opened(path, key)
+            return self._verified(key, path)
         except FileNotFoundError:
             return None
         except ArtifactDamaged:
             with self._settle:  # a repair may have been published since: judge again what lies there now
                 try:
-                    return open_artifact(path, expected_key=key)
+                    return self._verified(key, path)
                 except (FileNotFoundError, StoreUnavailable):
                     return None
                 except (ArtifactDamaged, PermissionDenied) as error:
@@ -159,6 +162,29 @@ class Store:
         except StoreUnavailable as error:
             _LOG.warning("cannot read kernel %s just now: %s", key[:12], error)
         return None
+
+    def verify(self, key: str) -> tuple[int, bool] | None:
+        """Read an artifact again, from the disk: its size, and whether it is intact; ``None`` if absent.
+
+        A damaged one is in quarantine when this returns. One that cannot be read just now raises
+        :class:`StoreUnavailable`.
+        """
+        path = self.layout.artifact_path(key)
+        try:
+            size = path.lstat().st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise store_error(error, "checking", path) from error
+        with contextlib.suppress(OSError):
+            _drop_from_memory(path)
+        artifact = self.load(key)
+        if artifact is not None:
+            artifact.close()
+            return size, True
+        if os.path.lexists(path):
+            raise StoreUnavailable(f"{path} cannot be read", path=str(path))
+        return size, False
 
     def remove(self, key: str) -> bool:
         """Unlink an artifact; who has it open keeps its bytes. ``False`` when there was none."""
@@ -204,7 +230,7 @@ class Store:
         except OSError as error:
             raise store_error(error, "listing", self.layout.quarantine) from error
 
-    def _write(self, key: str, path: Path, encoded: bytes) -> None:
+    def _write(self, key: str, path: Path, encoded: bytes, created_unix: float) -> None:
         try:
             _let_others_read(path.parent)
         except FileNotFoundError:
@@ -216,6 +242,8 @@ class Store:
                 if self._intact(key, path):
                     staged.unlink()
                     return
+                with contextlib.suppress(OSError):  # without its mark it is verified at each opening
+                    mark_verified(staged, created_unix)
                 staged.rename(path)
                 self._footprint.add(key[:2], len(encoded), 1)
         except BaseException:
@@ -223,6 +251,20 @@ class Store:
                 staged.unlink()
             raise
         sync_directory(path.parent)
+
+    def _verified(self, key: str, path: Path) -> Artifact:
+        """The artifact, read and verified now; a file without its mark gets it."""
+        try:
+            before = path.lstat()
+        except OSError:  # opening it says what is wrong
+            return _opened(path, key)
+        artifact = _opened(path, key)
+        if not is_marked(before, artifact.created_unix):
+            with contextlib.suppress(OSError):
+                after = path.lstat()
+                if (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns):
+                    mark_verified(path, artifact.created_unix)
+        return artifact
 
     def _intact(self, key: str, path: Path) -> bool:
         """Whether an intact artifact lies at ``path``; a damaged one is put away."""
@@ -336,6 +378,15 @@ def _free_bytes(directory: Path) -> int | None:
     except OSError:
         return None
     return status.f_bavail * status.f_frsize
+
+
+def _drop_from_memory(path: Path) -> None:
+    """Have the next read come from the disk, as far as the kernel follows the advice."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
 
 
 def _names(directory: Path) -> list[str]:

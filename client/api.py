@@ -47,7 +47,7 @@ def get_kernel(
     if handle is not None:
         return handle
     client = _client_for(spec, soc_name)
-    return client.find((spec, soc_name)) or client.fetch((spec, soc_name), timeout, strict, priority)
+    return client.find((spec, soc_name), strict) or client.fetch((spec, soc_name), timeout, strict, priority)
 
 
 def get_kernels(
@@ -76,7 +76,7 @@ def get_kernels(
     questions = [(stage.spec, soc_name) for stage in stages]
     found: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
     for question in questions:
-        handle = _memo.get(question) or client.find(question)
+        handle = _memo.get(question) or client.find(question, strict)
         if handle is not None:
             found[question] = handle
     missing = [question for question in questions if question not in found]
@@ -108,7 +108,7 @@ async def aget_kernel(
     if handle is not None:
         return handle
     client = _client_for(spec, soc_name)
-    handle = client.find((spec, soc_name))
+    handle = client.find((spec, soc_name), strict)
     if handle is not None:
         return handle
     from kaas.client.waiting_thread import run_in_own_thread

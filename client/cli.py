@@ -11,6 +11,7 @@ import typer
 
 from kaas.client import exit_status
 from kaas.client.daemon_link import READINESS, DaemonLink
+from kaas.client.fsck_command import add_fsck_command
 from kaas.client.kernel_client import KernelClient, Question
 from kaas.client.spec_arguments import spec_from_words, specs_from_words
 from kaas.client.store_commands import add_store_commands
@@ -351,6 +352,7 @@ def demo() -> int:
 
 
 add_store_commands(app)
+add_fsck_command(app)
 
 
 def main() -> None:

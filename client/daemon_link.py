@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kaas.client.notices import warn
+from kaas.client.plain_link import PlainReply, ask_plainly
 from kaas.client.priority import chosen_priority
 from kaas.client.process_identity import job_and_rank
 from kaas.client.progress_text import progress_text
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from kaas.client.priority import Priority
     from kaas.proto.environment import Environment
     from kaas.proto.v1 import kernel_service_pb2 as pb
 
@@ -154,28 +156,39 @@ class DaemonLink:
         inline_artifact: bool = False,
         priority: str | None = None,
         timeout: float | None = None,
-    ) -> pb.GetKernelResponse:
+    ) -> pb.GetKernelResponse | PlainReply:
         """Find or compile one kernel; ``timeout`` is seconds for all tries together.
 
+        It is asked on the daemon's plain socket, and by gRPC when that cannot be or the bytes are wanted.
         The request is idempotent, so a daemon that dies or is restarted meanwhile is asked again until the
         deadline, and an overloaded one with growing pauses. Raises :class:`DeadlineExceeded`, whose details
         say how far the kernel was (``state``, ``place``, ``estimate_s``) if the daemon could tell.
         """
         urgency = chosen_priority(priority)
-        # First, so that without a daemon grpc is not even imported.
-        require_daemon(self.socket, PATIENCE_S if timeout is None else min(PATIENCE_S, max(0.0, timeout)))
-        from kaas.proto.v1 import kernel_service_pb2 as pb
-
-        request = pb.GetKernelRequest(
-            spec_json=spec_json,
-            soc_name=soc_name or "",
-            priority=f"PRIORITY_{urgency.upper()}",
-            strict=strict,
-            inline_artifact=inline_artifact,
-            client=_identity(),
-        )
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause, last = _RETRY_FIRST_S, None
+        pause: float = _RETRY_FIRST_S
+        last: KaasError | None = None
+        if not inline_artifact:
+            try:
+                answer = ask_plainly(
+                    self.socket,
+                    spec_json,
+                    soc_name=soc_name,
+                    strict=strict,
+                    priority=urgency,
+                    timeout=timeout,
+                )
+                if answer is not None:
+                    return answer
+            except DeadlineExceeded as error:
+                raise self._too_late(timeout, error) from error
+            except (DaemonUnavailable, ShuttingDown, Overloaded) as error:
+                warn("%s; asking again until the deadline", error.message)
+                last = error
+        if last is None:
+            # First, so that without a daemon grpc is not even imported.
+            require_daemon(self.socket, PATIENCE_S if timeout is None else min(PATIENCE_S, max(0.0, timeout)))
+        request = _request(spec_json, soc_name or "", strict, inline_artifact, urgency)
         while True:
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
@@ -365,12 +378,35 @@ class DaemonLink:
         usage: dict[str, Any] = msgspec.json.decode(reply.usage_json)
         return usage
 
+    def scrub(self, *, start: bool, timeout: float = 30) -> pb.ScrubResponse:
+        """How far the check of all artifacts is; ``start`` begins one."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ScrubRequest(start=start)
+        reply: pb.ScrubResponse = self._ask_store(lambda stub: stub.Scrub(request, timeout=timeout))
+        return reply
+
     def _ask_store(self, call: Callable[[Any], Reply]) -> Reply:
         """One call of the store service on a live daemon, errors translated."""
         from kaas.proto.v1 import kernel_service_pb2_grpc
 
         stub = kernel_service_pb2_grpc.StoreServiceStub
         return self._on_channel(lambda channel: call(stub(channel)), PATIENCE_S)  # type: ignore[no-untyped-call]
+
+
+def _request(
+    spec_json: bytes, soc_name: str, strict: bool, inline_artifact: bool, priority: Priority
+) -> pb.GetKernelRequest:
+    from kaas.proto.v1 import kernel_service_pb2 as pb
+
+    return pb.GetKernelRequest(
+        spec_json=spec_json,
+        soc_name=soc_name,
+        priority=f"PRIORITY_{priority.upper()}",
+        strict=strict,
+        inline_artifact=inline_artifact,
+        client=_identity(),
+    )
 
 
 def _entries(entries: Sequence[tuple[bytes, str]]) -> list[pb.PrewarmEntry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kaas.client.handle import KernelHandle, Origin
@@ -24,6 +25,7 @@ from kaas.proto.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from kaas.cache.artifact import Artifact
@@ -42,6 +44,7 @@ _ORIGINS: dict[int, Origin] = {1: "hit", 2: "compiled", 3: "joined"}
 
 
 _FOR_EVER_S = 366 * 86400.0
+_REPLACEMENT_S = 600.0
 
 
 class _Flight:
@@ -97,8 +100,11 @@ class KernelClient:
         """Where the store keeps a kernel, there or not."""
         return self._store.artifact_path(key)
 
-    def find(self, question: Question) -> KernelHandle | None:
-        """The kernel from the store, without asking anybody; ``None`` is a miss."""
+    def find(self, question: Question, strict: bool = False) -> KernelHandle | None:
+        """The kernel from the store, without asking anybody; ``None`` is a miss.
+
+        ``strict``: should it prove damaged at its first use, it is not compiled anew then.
+        """
         environment = self._store.environment()
         if environment is None:
             return None
@@ -109,7 +115,9 @@ class KernelClient:
         except (PermissionDenied, StoreUnavailable) as error:
             warn("the daemon is asked, because the store cannot be read: %s", error)
             return None
-        return None if artifact is None else self._keep(question, artifact, "store")
+        if artifact is None:
+            return None
+        return self._keep(question, artifact, "store", partial(self._replacement, question, strict))
 
     def _strict_miss(self, question: Question) -> StrictMiss | None:
         """The answer to a strict question when no daemon holds the kernel; ``None``: the store cannot say."""
@@ -132,9 +140,20 @@ class KernelClient:
             spec=spec.to_record(),
         )
 
-    def _keep(self, question: Question, artifact: Artifact, origin: Origin) -> KernelHandle:
+    def _replacement(self, question: Question, strict: bool, error: KaasError) -> Artifact:
+        """The daemon's artifact instead of one from the store that proved damaged at its first use."""
+        warn("a damaged artifact is replaced: %s", error)
+        return self._request(question, _REPLACEMENT_S, strict, chosen_priority(None))[0]
+
+    def _keep(
+        self,
+        question: Question,
+        artifact: Artifact,
+        origin: Origin,
+        replace: Callable[[KaasError], Artifact] | None = None,
+    ) -> KernelHandle:
         # A second thread may have been first; everybody gets that one's handle.
-        handle = self.memo.setdefault(question, KernelHandle(artifact, self.device, origin))
+        handle = self.memo.setdefault(question, KernelHandle(artifact, self.device, origin, replace))
         self._leases.took(handle.key, origin)
         return handle
 

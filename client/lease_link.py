@@ -2,10 +2,15 @@
 
 One connection to the socket beside the daemon's own; it lives as long as the process, so its end tells the
 daemon that the process is gone. Every failure is ignored and made good at the next kernel.
+
+A kernel is told at once, unless another was told a moment ago: a process that takes many in a row sends them
+together, from a thread that ends when there are no more. Each send wakes the daemon, which on a busy node
+costs more than opening the artifact.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import threading
@@ -28,6 +33,9 @@ MAX_UNSENT_BYTES = 1 << 20
 PAUSE_S = 0.5
 """After a failed connect; a process that takes many kernels while no daemon runs tries only so often."""
 
+BURST_S = 0.05
+"""How long kernels are gathered after one was told."""
+
 _KEYS_PER_LINE = 200
 
 
@@ -38,33 +46,69 @@ class LeaseLink:
         self._path = os.fspath(lease_socket(socket))
         self._lock = threading.Lock()
         self._held: dict[str, None] = {}
+        self._fresh: dict[str, str] = {}  # those of them that were not told yet, with their origins
+        self._teller: object | None = None  # the thread that is to tell a burst's end
+        self._last_told = float("-inf")
         self._connection: RawSocket | None = None
         self._unsent = b""
         self._next_try = 0.0
 
     def took(self, key: str, origin: str) -> None:
-        """This process holds a kernel from now on. Costs one send; raises nothing."""
+        """This process holds a kernel from now on. Costs one send at most; raises nothing."""
         if key in self._held or len(self._held) >= MAX_KERNELS:
             return
         with self._lock:
-            line = b'{"took":[["%b","%b"]]}\n' % (key.encode(), origin.encode())
-            if self._connection is not None:
-                self._unsent += line
-                is_told = self._send()  # fails when the daemon went away, and perhaps came back
-            else:
-                is_told = False
-            if not is_told and self._connect():
-                self._unsent += line
-                self._send()
             self._held[key] = None
+            self._fresh[key] = origin
+            if time.monotonic() - self._last_told > BURST_S:
+                self._tell()
+            elif self._teller is None:
+                self._teller = object()
+                try:
+                    # Thread.start() would wait until the thread runs: milliseconds on a busy node.
+                    _thread.start_new_thread(self._tell_bursts, (self._teller,))
+                except RuntimeError:  # no more threads, or the interpreter ends
+                    self._teller = None
+                    self._tell()
+
+    def _tell_bursts(self, me: object) -> None:
+        while True:
+            time.sleep(BURST_S)
+            with self._lock:
+                if self._teller is not me:
+                    return
+                if not self._fresh:
+                    self._teller = None
+                    return
+                self._tell()
+
+    def _tell(self) -> None:
+        """Send the fresh kernels; those that cannot be told now are told with all others when it connects."""
+        self._last_told = time.monotonic()
+        told = self._connection is not None and self._send_fresh()  # fails when the daemon went away
+        if not told and self._connect():
+            self._send_fresh()
+        self._fresh.clear()
+
+    def _send_fresh(self) -> bool:
+        fresh = list(self._fresh.items())
+        for start in range(0, len(fresh), _KEYS_PER_LINE):
+            self._unsent += msgspec.json.encode({"took": fresh[start : start + _KEYS_PER_LINE]}) + b"\n"
+        return self._send()
 
     def close(self) -> None:
-        """End the connection, as the end of the process does."""
-        self._drop()
+        """Tell what is left to tell and end the connection, as the end of the process does."""
+        with self._lock:
+            self._teller = None
+            if self._fresh:
+                self._tell()
+            self._drop()
 
     def renew_in_child(self) -> None:
         """After a fork: the connection is the parent's; the child tells what it has inherited on its own."""
         self._lock = threading.Lock()
+        self._teller = None
+        self._fresh = {}
         if self._connection is not None:
             # Closes the child's copy, without which the daemon would not notice the parent's end.
             self._connection.close()
@@ -95,7 +139,7 @@ class LeaseLink:
         self._connection = connection
         job, rank = job_and_rank()
         lines = [msgspec.json.encode({"lease": 1, "job": _legible(job), "rank": _legible(rank)})]
-        keys = list(self._held)
+        keys = [key for key in self._held if key not in self._fresh]
         for start in range(0, len(keys), _KEYS_PER_LINE):
             lines.append(msgspec.json.encode({"held": keys[start : start + _KEYS_PER_LINE]}))
         self._unsent = b"\n".join(lines) + b"\n"

@@ -32,6 +32,7 @@ from kaas.compiler.job import CompileJob, CompileOutput
 from kaas.compiler.loaded_generator import GENERATOR_STAGE
 from kaas.compiler.process_tree import descendants, held_bytes, is_alive
 from kaas.compiler.restart_delay import RestartDelay
+from kaas.compiler.urgency import hurry
 from kaas.compiler.work_root import WorkRoot
 from kaas.compiler.zygote_link import ZygoteLink
 from kaas.proto.errors import (
@@ -80,6 +81,7 @@ class CompilerPool:
         self._starting: asyncio.Task[ZygoteLink] | None = None
         self._job_ids = itertools.count(1)
         self._workers: dict[int, int] = {}
+        self._background: dict[int, str] = {}
         self._connections: dict[int, asyncio.StreamWriter] = {}
         self._restart_delay = RestartDelay()
         self._closing = False
@@ -123,15 +125,22 @@ class CompilerPool:
         """
         await self._usable_link()
 
-    async def compile(self, job: CompileJob) -> CompileOutput:
-        """Compile one job. Cancelling the caller kills the job.
+    def hurry(self, tag: str) -> None:
+        """Somebody waits now for the background job of that tag."""
+        for job_id in [job_id for job_id, own in self._background.items() if own == tag]:
+            del self._background[job_id]
+            if job_id in self._workers:
+                hurry(self._workers[job_id])
+
+    async def compile(self, job: CompileJob, tag: str = "") -> CompileOutput:
+        """Compile one job. Cancelling the caller kills the job; ``tag`` is what :meth:`hurry` knows it by.
 
         Raises :class:`CompileFailed`, :class:`CompileTimeout`, :class:`CompileOutOfMemory`,
         :class:`WorkerCrashed` (at the last attempt), ShuttingDown, and what the family's builder refuses.
         """
         for attempt in itertools.count(1):
             try:
-                return await self._attempt(job)
+                return await self._attempt(job, tag)
             except (WorkerCrashed, CompileFailed) as error:
                 if attempt >= self._attempts or self._closing or not _is_worth_repeating(error):
                     raise
@@ -150,9 +159,17 @@ class CompilerPool:
             await asyncio.to_thread(self._root.remove)
             self._root = None
 
-    async def _attempt(self, job: CompileJob) -> CompileOutput:
-        link = await self._usable_link()
+    async def _attempt(self, job: CompileJob, tag: str) -> CompileOutput:
         job_id = next(self._job_ids)
+        if job.background:
+            self._background[job_id] = tag
+        try:
+            return await self._run(job_id, job)
+        finally:
+            self._background.pop(job_id, None)
+
+    async def _run(self, job_id: int, job: CompileJob) -> CompileOutput:
+        link = await self._usable_link()
         ours, theirs = socket.socketpair()
         self._starts += 1
         try:
@@ -197,6 +214,8 @@ class CompilerPool:
                 return message
             if isinstance(message, WorkerStarted):
                 self._workers[job_id] = message.pid
+                if job.background and job_id not in self._background:
+                    hurry(message.pid)
 
     async def _raise_lost(self, end: asyncio.Future[int | None]) -> NoReturn:
         """The connection broke without a verdict: the supervisor died, or the pool is closing."""

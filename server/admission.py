@@ -85,14 +85,23 @@ class Admission:
         """What to set aside: as learned, or all that it may ever take once it has run out of memory."""
         return self._limit_bytes if after_shortage else self.costs.peak_bytes(family)
 
-    def fits(self, need_bytes: int, *, running: int, reserved_bytes: int, keep_free_bytes: int = 0) -> bool:
+    def fits(
+        self,
+        need_bytes: int,
+        *,
+        running: int,
+        reserved_bytes: int,
+        giving_way: int = 0,
+        keep_free_bytes: int = 0,
+    ) -> bool:
         """Whether it may start. ``reserved_bytes`` is what running ones have set aside; alone it always may.
 
-        With ``keep_free_bytes`` it starts only while that much is left besides.
+        Those of the running that are ``giving_way`` to it take no slot from it, only memory. With
+        ``keep_free_bytes`` it starts only while that much is left besides.
         """
         if running == 0:
             return True
-        if running >= self.slots:
+        if running - giving_way >= self.slots:
             return False
         committed = max(reserved_bytes, self._budget.held_bytes)
         return committed + need_bytes + keep_free_bytes <= self._budget.bytes

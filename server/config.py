@@ -52,8 +52,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     per byte, halved for every ``store_half_life_s`` without use), and whatever was not used for
     ``store_max_idle_s``; never what is leased or pinned. Above ``store_hard_bytes``, or with less than
     ``store_min_free_bytes`` left on the file system, kernels are not stored but kept in up to
-    ``memory_kernels_bytes`` of memory and served from there. ``audit_max_bytes`` bounds the audit log. 0
-    turns any of these off.
+    ``memory_kernels_bytes`` of memory and served from there. ``audit_max_bytes`` bounds the audit log. Once
+    every ``scrub_period_s`` each artifact is read again, at ``scrub_bytes_per_s``. 0 turns any of these off.
+    A store on a network file system is refused unless ``allow_network_fs``.
     """
 
     socket: str = msgspec.field(default_factory=lambda: str(default_socket()))
@@ -84,6 +85,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     store_min_free_bytes: int = 64 << 20
     memory_kernels_bytes: int = 256 << 20
     audit_max_bytes: int = 16 << 20
+    scrub_bytes_per_s: int = 8 << 20
+    scrub_period_s: float = 7 * 86_400.0
+    allow_network_fs: bool = False
     zygote_max_jobs: int = 500
     zygote_max_rss_bytes: int = 2 << 30
     shutdown_grace_s: float = 10.0
@@ -181,7 +185,7 @@ def _typed(name: str, value: Any, source: str) -> Any:
     """``value`` as the field's type; text is converted, other kinds must match exactly."""
     if isinstance(value, Path):
         value = str(value)
-    if name.endswith("_bytes") and isinstance(value, str):
+    if name.endswith(("_bytes", "_bytes_per_s")) and isinstance(value, str):
         value = _bytes(name, value, source)
     if name in ("log_level", "log_format") and isinstance(value, str):
         value = value.lower()
@@ -349,6 +353,8 @@ _CHECKS: dict[str, Callable[[Any, Config], str | None]] = {
     "store_min_free_bytes": _zero_or_between(1, MAX_SIZE_BYTES),
     "memory_kernels_bytes": _zero_or_between(1 << 20, 1 << 40),
     "audit_max_bytes": _zero_or_between(1 << 20, 1 << 40),
+    "scrub_bytes_per_s": _zero_or_between(1 << 10, 1 << 40),
+    "scrub_period_s": _zero_or_between(1, 3_153_600_000),
     "zygote_max_jobs": _between(1, 1_000_000),
     "zygote_max_rss_bytes": _between(64 << 20, MAX_SIZE_BYTES),
     "shutdown_grace_s": _between(0.1, 600),

@@ -49,6 +49,7 @@ from kaas.server.prewarm import PrewarmJobs
 from kaas.server.rest_api import create_app
 from kaas.server.rest_server import RestServer
 from kaas.server.scheduler import Scheduler
+from kaas.server.scrubber import Scrubber
 from kaas.server.service import KernelService
 from kaas.server.status import as_kaas_error
 from kaas.server.store_keeper import StoreKeeper
@@ -135,7 +136,9 @@ class Daemon:
         # The commonest mistake, a second daemon, is told before anything expensive happens.
         listeners.refuse_live(Path(config.socket), field="socket")
         log.info("configuration", extra=facts(**msgspec.structs.asdict(config)))
-        self._store = Store.open(Path(config.store), _store_limits(config))
+        self._store = Store.open(
+            Path(config.store), _store_limits(config), allow_network_fs=config.allow_network_fs
+        )
         closing.callback(self._store.close)
         # May build the twin, ask a device, and reads every compiler and header once.
         self.environment = await asyncio.to_thread(_environment, config)
@@ -190,11 +193,21 @@ class Daemon:
         )
         jobs = PrewarmJobs(service.warm, width=2 * config.workers)
         leases = self._leases = LeaseServer(
-            holdings.leases, holdings.audit, used=self._catalog.used, released=self._catalog.released
+            holdings.leases,
+            holdings.audit,
+            used=self._catalog.used,
+            released=self._catalog.released,
+            ask=service.get_kernel,
         )
         await leases.start(lease_socket(Path(config.socket)), self._access)
         closing.push_async_callback(leases.stop)
-        store = StoreService(service, self._store, self._catalog, self._keeper)
+        self._scrubber = Scrubber(
+            self._store,
+            self._catalog,
+            bytes_per_s=config.scrub_bytes_per_s,
+            period_s=config.scrub_period_s,
+        )
+        store = StoreService(service, self._store, self._catalog, self._keeper, self._scrubber)
         await self._listen(service, jobs, failures, store)
         closing.push_async_callback(scheduler.stop, config.shutdown_grace_s)
         closing.push_async_callback(jobs.stop)
@@ -273,7 +286,9 @@ class Daemon:
         """What must go is known once the index is complete; until then nothing does."""
         await self._catalog.rebuild()
         await self._catalog.holdings.recall()
-        await self._keeper.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keeper.run())
+            group.create_task(self._scrubber.run())
 
     async def _keep_workers_warm(self) -> None:
         """Start them; the pool replaces a zygote that dies, but tries only once when nobody asks it."""

@@ -22,7 +22,7 @@ from kaas.proto.v1 import kernel_service_pb2 as pb
 from kaas.proto.v1 import kernel_service_pb2_grpc as pb_grpc
 from kaas.server import listeners
 from kaas.server.catalog import Catalog, KernelFilter, KernelSummary
-from kaas.server.kernel_request import KernelRequest
+from kaas.server.kernel_request import KernelRequest, time_to_answer
 from kaas.server.listeners import SocketAccess
 from kaas.server.negative_results import Failure, NegativeResults
 from kaas.server.paging import page_of
@@ -46,9 +46,6 @@ _PRIORITIES = {
     pb.PRIORITY_USER: Priority.USER,
     pb.PRIORITY_PREWARM: Priority.PREWARM,
 }
-
-ANSWER_MARGIN_S = 0.2
-"""Before a call's deadline: time for the answer that says how far the kernel is to reach the client."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Reply = TypeVar("Reply")
@@ -76,7 +73,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                     priority=_PRIORITIES.get(request.priority, Priority.USER),
                     strict=request.strict,
                     inline=request.inline_artifact,
-                    timeout_s=_time_left(context),
+                    timeout_s=time_to_answer(context.time_remaining()),
                     client=_client(request.client),
                     pid=request.client.pid,
                     job=request.client.job[:64],
@@ -258,11 +255,6 @@ async def guarded(answer: Callable[[], Awaitable[Reply]], context: Context) -> R
             error.message[:500].encode("ascii", "backslashreplace").decode(),
             trailing_metadata=((ERROR_METADATA_KEY, bounded_record_json(error)),),
         )
-
-
-def _time_left(context: Context) -> float | None:
-    left: float | None = context.time_remaining()
-    return None if left is None else left - min(ANSWER_MARGIN_S, 0.1 * left)
 
 
 def _client(identity: pb.ClientIdentity) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from kaas.cache.pins import Pin as StoredPin
 from kaas.proto.v1 import kernel_service_pb2 as pb
 from kaas.proto.v1 import kernel_service_pb2_grpc as pb_grpc
@@ -111,6 +113,14 @@ class StoreServicer(pb_grpc.StoreServiceServicer):
 
         async def answer() -> pb.GetUsageResponse:
             return pb.GetUsageResponse(usage_json=json_bytes(self._store.usage()).decode())
+
+        return await guarded(answer, context)
+
+    async def Scrub(self, request: pb.ScrubRequest, context: Context) -> pb.ScrubResponse:
+        """The check of all artifacts."""
+
+        async def answer() -> pb.ScrubResponse:
+            return pb.ScrubResponse(**msgspec.structs.asdict(self._store.scrub(request.start)))
 
         return await guarded(answer, context)
 

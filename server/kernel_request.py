@@ -13,8 +13,16 @@ from kaas.proto.passport import KernelKey, Passport
 from kaas.proto.target import Target
 from kaas.server.scheduler import Priority
 
+ANSWER_MARGIN_S = 0.2
+"""Before a call's deadline: time for the answer that says how far the kernel is to reach the client."""
+
 Outcome = Literal["hit", "compiled", "joined"]
 """It was in the store; this request started its compile; this request joined one under way."""
+
+
+def time_to_answer(left_s: float | None) -> float | None:
+    """How long a client with ``left_s`` until its deadline can be kept waiting."""
+    return None if left_s is None else left_s - min(ANSWER_MARGIN_S, 0.1 * left_s)
 
 
 class KernelRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Lease server: a plain socket on which client processes say what kernels they hold; its end is theirs.
 
-Each line is a JSON object: first who it is, then the kernels as they are taken. Nothing is ever answered. A
-line that is none of these ends its connection and no other.
+Each line is a JSON object: first who it is, then the kernels as they are taken. Nothing of that is ever
+answered. A connection whose first line asks for a kernel (:mod:`kaas.proto.plain_request`) is for that alone.
+A line that is none of these ends its connection and no other.
 """
 
 from __future__ import annotations
@@ -23,21 +24,20 @@ import msgspec
 
 from kaas.cache.layout import is_key
 from kaas.proto.errors import KaasError
-from kaas.server import listeners
+from kaas.proto.plain_request import MAX_LINE_BYTES, Want
+from kaas.server import listeners, plain_requests
 from kaas.server.audit import Audit
 from kaas.server.lease_table import Holder, LeaseTable
 from kaas.server.listeners import SocketAccess
+from kaas.server.plain_requests import MAX_JOB, MAX_RANK, Ask
 from kaas.server.process_facts import start_ticks, user_name
 from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
 
-MAX_LINE_BYTES = 64 << 10
 MAX_CONNECTIONS = 4096
 MAX_CONNECTIONS_PER_PROCESS = 8
 HELLO_LIMIT_S = 10.0
-MAX_JOB = 64
-MAX_RANK = 16
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -70,11 +70,14 @@ class LeaseServer:
         *,
         used: Callable[[str], None],
         released: Callable[[list[str]], None],
+        ask: Ask | None = None,
     ) -> None:
+        """Without ``ask`` there are leases only."""
         self.leases = leases
         self.audit = audit
         self.used = used
         self.released = released
+        self.ask = ask
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
         self._access: SocketAccess | None = None
@@ -138,6 +141,7 @@ class _Connection(asyncio.Protocol):
         self._pid = self._uid = 0
         self._is_counted = False
         self._holder: Holder | None = None
+        self._answering: asyncio.Task[None] | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -176,8 +180,13 @@ class _Connection(asyncio.Protocol):
     def _take(self, line: bytes) -> None:
         if len(line) > MAX_LINE_BYTES:
             raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        if self._answering is not None:
+            raise ValueError("one question is all that a connection is for")
         if self._holder is None:
-            self._greet(_HELLO_DECODER.decode(line))
+            if self._server.ask is not None and plain_requests.is_want(line):
+                self._answer(plain_requests.decode_want(line), self._server.ask)
+            else:
+                self._greet(_HELLO_DECODER.decode(line))
             return
         kernels = _KERNELS_DECODER.decode(line)
         for key in (*(key for key, _ in kernels.took), *kernels.held):
@@ -187,6 +196,18 @@ class _Connection(asyncio.Protocol):
             self._hold(key, origin)
         for key in kernels.held:
             self._hold(key, "held")
+
+    def _answer(self, want: Want, ask: Ask) -> None:
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+
+        async def answer() -> None:
+            line = await plain_requests.answer(want, self._pid, ask)
+            assert self._transport is not None
+            self._transport.write(line)
+            self._transport.close()
+
+        self._answering = asyncio.create_task(answer(), name=f"answer {self._pid}")
 
     def _greet(self, hello: _Hello) -> None:
         if self._hello_timer is not None:
@@ -235,6 +256,8 @@ class _Connection(asyncio.Protocol):
     def _forget(self) -> None:
         if self._hello_timer is not None:
             self._hello_timer.cancel()
+        if self._answering is not None:
+            self._answering.cancel()  # nobody waits any more
         if self._is_counted:
             self._is_counted = False
             self._server.dismiss(self._pid)

@@ -70,6 +70,16 @@ def add_store_routes(app: FastAPI, store: StoreService) -> None:
         """The end of the audit log, newest first."""
         return bodies.AuditBody(records=await store.audit(key, event, limit))
 
+    @app.get("/v1/scrub", tags=["store"])
+    async def scrub_state() -> bodies.ScrubBody:
+        """How far the check of all artifacts is, or how the last one ended."""
+        return bodies.ScrubBody.model_validate(msgspec.structs.asdict(store.scrub(start=False)))
+
+    @app.post("/v1/scrub", tags=["store"])
+    async def scrub() -> bodies.ScrubBody:
+        """Check every artifact now, as fast as the disk allows; damaged ones go into quarantine."""
+        return bodies.ScrubBody.model_validate(msgspec.structs.asdict(store.scrub(start=True)))
+
     @app.get("/v1/usage", tags=["store"])
     async def usage() -> bodies.UsageBody:
         """What the store takes and may take."""

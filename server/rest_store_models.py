@@ -175,6 +175,7 @@ class UsageBody(BaseModel):
             "leases": {"processes": 8, "kernels_held": 96, "unrecorded": 0},
             "pins": 0,
             "audit_lost": 0,
+            "scrub": {"passes": 1, "checked": 1, "damaged": 0},
             "daemon_resident_bytes": 83886080,
         }
     )
@@ -186,4 +187,30 @@ class UsageBody(BaseModel):
     leases: dict[str, int]
     pins: int
     audit_lost: int
+    scrub: dict[str, int]
     daemon_resident_bytes: int = Field(description="memory of the daemon, without its compile workers")
+
+
+class ScrubBody(BaseModel):
+    """The check of all artifacts: the pass under way, or the last. Done when ``passes`` is ``asked_for``."""
+
+    model_config = _example(
+        {
+            "passes": 1,
+            "running": False,
+            "asked_for": 1,
+            "checked": 96,
+            "checked_bytes": 4821300,
+            "damaged": 0,
+            "damaged_keys": [],
+            "finished_unix": 1790000000.0,
+        }
+    )
+    passes: int
+    running: bool
+    asked_for: int
+    checked: int
+    checked_bytes: int
+    damaged: int
+    damaged_keys: list[str]
+    finished_unix: float

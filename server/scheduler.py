@@ -99,14 +99,20 @@ class _Flight(Generic[T]):
     last_error: KaasError | None = None
     pause: asyncio.TimerHandle | None = None
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether nobody waits for it, so that those who wait start beside it."""
+        return self.priority is Priority.PREWARM
+
 
 class Scheduler(Generic[T]):
     """Single-flight execution with admission and bounded retries.
 
     The most urgent flight starts as soon as admission allows it; one that must wait holds back those behind
-    it, so that small ones cannot starve a large one. Pre-warm work starts only while another slot, and memory
-    for another like it, stays free for those who wait (unless nothing runs). At most ``queue_limit`` flights
-    wait; beyond that a request displaces the youngest of the least urgent ones below it, or is refused.
+    it, so that small ones cannot starve a large one. Pre-warm work takes slots that nobody else wants and
+    keeps none from those who wait, who start beside it; it starts only while memory for another like it stays
+    free for them (unless nothing runs). At most ``queue_limit`` flights wait; beyond that a request displaces
+    the youngest of the least urgent ones below it, or is refused.
     """
 
     def __init__(
@@ -125,7 +131,7 @@ class Scheduler(Generic[T]):
         self._flights: dict[str, _Flight[T]] = {}
         self._queue: list[tuple[int, int, _Flight[T]]] = []
         self._order = itertools.count()
-        self._running = 0
+        self._running: Counter[bool] = Counter()  # by whether they give way to those who wait
         self._reserved_bytes = 0
         self._look_again: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -135,18 +141,23 @@ class Scheduler(Generic[T]):
 
     @property
     def running(self) -> int:
-        """Flights that hold a worker slot."""
-        return self._running
+        """Flights that are being worked on."""
+        return self._running.total()
 
     @property
     def queued(self) -> int:
         """Flights that wait for a slot."""
-        return len(self._flights) - self._running
+        return len(self._flights) - self.running
 
     @property
     def reserved_bytes(self) -> int:
         """Memory that running flights have set aside."""
         return self._reserved_bytes
+
+    def priority_of(self, key: str) -> Priority | None:
+        """How urgent the flight of ``key`` is by now; ``None`` without one."""
+        flight = self._flights.get(key)
+        return flight.priority if flight is not None else None
 
     def in_flight(self) -> Iterator[tuple[str, FlightState, Any]]:
         """Key, state and subject of every flight, oldest first."""
@@ -159,26 +170,28 @@ class Scheduler(Generic[T]):
         if len(self._flights) > LONG_QUEUE and 0 <= now - self._forecast_at < FORECAST_AGE_S:
             return self._forecasts
         found: dict[str, Forecast] = {}
-        ends: list[tuple[float, int]] = []
+        ends: list[tuple[float, int, bool]] = []
         for flight in self._flights.values():
             if flight.task is not None:
                 elapsed_s = now - flight.started_at
                 # One that takes longer than usual is expected to take a little longer still.
                 left_s = max(self._admission.seconds(flight.family) - elapsed_s, 0.1 * elapsed_s)
                 found[flight.key] = Forecast(state="compiling", place=0, estimate_s=left_s)
-                heapq.heappush(ends, (left_s, flight.reserved_bytes))
-        reserved, clock_s = self._reserved_bytes, 0.0
+                heapq.heappush(ends, (left_s, flight.reserved_bytes, flight.gives_way))
+        running, reserved, clock_s = self._running.copy(), self._reserved_bytes, 0.0
         waiting = sorted(
             (flight for flight in self._flights.values() if flight.task is None),
             key=lambda flight: (flight.priority, flight.order),
         )
         for place, flight in enumerate(waiting, start=1):
             need = self._need_bytes(flight)
-            while ends and not self._fits(flight.priority, need, len(ends), reserved):
-                clock_s, freed = heapq.heappop(ends)
+            while ends and not self._fits(flight.gives_way, need, running, reserved):
+                clock_s, freed, gave_way = heapq.heappop(ends)
+                running[gave_way] -= 1
                 reserved -= freed
             end_s = clock_s + self._admission.seconds(flight.family)
-            heapq.heappush(ends, (end_s, need))
+            heapq.heappush(ends, (end_s, need, flight.gives_way))
+            running[flight.gives_way] += 1
             reserved += need
             found[flight.key] = Forecast(state="queued", place=place, estimate_s=end_s)
         self._forecasts, self._forecast_at = found, now
@@ -305,8 +318,11 @@ class Scheduler(Generic[T]):
     def _promote(self, flight: _Flight[T], priority: Priority) -> None:
         if priority >= flight.priority:
             return
-        flight.priority = priority
-        if flight.task is None:
+        gave_way, flight.priority = flight.gives_way, priority
+        if flight.task is not None:
+            self._running[gave_way] -= 1
+            self._running[flight.gives_way] += 1
+        else:
             self.counters.promoted += 1
             flight.order = next(self._order)
             if flight.pause is None:
@@ -324,17 +340,17 @@ class Scheduler(Generic[T]):
     def _need_bytes(self, flight: _Flight[T]) -> int:
         return self._admission.need_bytes(flight.family, after_shortage=flight.had_shortage)
 
-    def _fits(self, priority: Priority, need_bytes: int, running: int, reserved_bytes: int) -> bool:
-        yields = priority is Priority.PREWARM and self._admission.slots > 1 and running > 0
+    def _fits(self, gives_way: bool, need_bytes: int, running: Counter[bool], reserved_bytes: int) -> bool:
         return self._admission.fits(
             need_bytes,
-            running=running + (1 if yields else 0),
+            running=running.total(),
             reserved_bytes=reserved_bytes,
-            keep_free_bytes=need_bytes if yields else 0,
+            giving_way=0 if gives_way else running[True],
+            keep_free_bytes=need_bytes if gives_way else 0,
         )
 
     def _may_start(self, flight: _Flight[T]) -> bool:
-        return self._fits(flight.priority, self._need_bytes(flight), self._running, self._reserved_bytes)
+        return self._fits(flight.gives_way, self._need_bytes(flight), self._running, self._reserved_bytes)
 
     def _dispatch(self) -> None:
         while self._queue and not self._stopping:
@@ -351,14 +367,14 @@ class Scheduler(Generic[T]):
     def _start(self, flight: _Flight[T]) -> None:
         flight.reserved_bytes = self._need_bytes(flight)
         flight.started_at = asyncio.get_running_loop().time()
-        self._running += 1
+        self._running[flight.gives_way] += 1
         self._reserved_bytes += flight.reserved_bytes
         self.counters.started += 1
         flight.task = asyncio.create_task(self._fly(flight), name=f"compile {flight.key[:12]}")
 
     def _look_again_later(self) -> None:
         """Memory may become free although none of ours ends."""
-        if self._look_again is None and self._running < self._admission.slots:
+        if self._look_again is None and self._running[False] < self._admission.slots:
             self._look_again = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_at_queue)
 
     def _look_at_queue(self) -> None:
@@ -385,7 +401,7 @@ class Scheduler(Generic[T]):
         self._dispatch()
 
     def _release(self, flight: _Flight[T]) -> None:
-        self._running -= 1
+        self._running[flight.gives_way] -= 1
         self._reserved_bytes -= flight.reserved_bytes
         flight.task = None
 

@@ -162,6 +162,8 @@ class KernelService:
                 spec=question.spec.to_record(),
             )
         self._failures.answer(question.key)
+        if request.priority < Priority.PREWARM:
+            self._pool.hurry(question.key)  # in case it is compiled behind everybody else
         landing = await self._scheduler.run(
             question.key,
             functools.partial(self._build, question),
@@ -261,11 +263,12 @@ class KernelService:
             limits=self._limits,
             toolchain=self.environment.toolchain,
             generator=question.passport.generator,
+            background=self._scheduler.priority_of(question.key) is Priority.PREWARM,
         )
         log.info("compiler start", extra=facts(key=question.key[:12]))
         family = question.spec.family
         try:
-            output = await self._pool.compile(job)
+            output = await self._pool.compile(job, question.key)
         except CompileOutOfMemory:
             self._costs.learn_shortage(family)
             raise

@@ -17,6 +17,7 @@ from kaas.server.catalog import Catalog
 from kaas.server.lease_table import Lease
 from kaas.server.prewarm import PrewarmEntry, kernels_of
 from kaas.server.process_facts import Liveness, liveness, resident_bytes
+from kaas.server.scrubber import Scrubber, ScrubState
 from kaas.server.service import KernelService
 from kaas.server.store_keeper import StoreKeeper
 
@@ -53,11 +54,19 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
 class StoreService:
     """What operators do with the store besides looking at kernels."""
 
-    def __init__(self, service: KernelService, store: Store, catalog: Catalog, keeper: StoreKeeper) -> None:
+    def __init__(
+        self,
+        service: KernelService,
+        store: Store,
+        catalog: Catalog,
+        keeper: StoreKeeper,
+        scrubber: Scrubber,
+    ) -> None:
         self._service = service
         self._store = store
         self._catalog = catalog
         self._keeper = keeper
+        self._scrubber = scrubber
         self._holdings = catalog.holdings
 
     def leases(self, key: str = "") -> list[Lease]:
@@ -157,6 +166,12 @@ class StoreService:
         records = await self._holdings.audit.find(key=_checked_prefix(key), event=event, limit=limit)
         return records[::-1]
 
+    def scrub(self, start: bool) -> ScrubState:
+        """How far the check of all artifacts is; ``start`` begins one, as fast as the disk allows."""
+        if start:
+            self._scrubber.ask()
+        return self._scrubber.state
+
     def usage(self) -> dict[str, Any]:
         """What the store and the daemon take, the limits, and what is held, pinned, waiting or lost."""
         holdings = self._holdings
@@ -177,6 +192,11 @@ class StoreService:
             },
             "pins": len(holdings.pins.all()),
             "audit_lost": holdings.audit.lost,
+            "scrub": {
+                "passes": self._scrubber.state.passes,
+                "checked": self._scrubber.state.checked,
+                "damaged": self._scrubber.state.damaged,
+            },
             "daemon_resident_bytes": resident_bytes(),
         }
 

@@ -551,3 +551,29 @@ class GetUsageResponse(_message.Message):
     USAGE_JSON_FIELD_NUMBER: _ClassVar[int]
     usage_json: str
     def __init__(self, usage_json: _Optional[str] = ...) -> None: ...
+
+class ScrubRequest(_message.Message):
+    __slots__ = ("start",)
+    START_FIELD_NUMBER: _ClassVar[int]
+    start: bool
+    def __init__(self, start: _Optional[bool] = ...) -> None: ...
+
+class ScrubResponse(_message.Message):
+    __slots__ = ("passes", "running", "asked_for", "checked", "checked_bytes", "damaged", "damaged_keys", "finished_unix")
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FOR_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    passes: int
+    running: bool
+    asked_for: int
+    checked: int
+    checked_bytes: int
+    damaged: int
+    damaged_keys: _containers.RepeatedScalarFieldContainer[str]
+    finished_unix: float
+    def __init__(self, passes: _Optional[int] = ..., running: _Optional[bool] = ..., asked_for: _Optional[int] = ..., checked: _Optional[int] = ..., checked_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., damaged_keys: _Optional[_Iterable[str]] = ..., finished_unix: _Optional[float] = ...) -> None: ...

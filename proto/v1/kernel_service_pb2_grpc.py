@@ -500,6 +500,11 @@ class StoreServiceStub:
                 request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageResponse.FromString,
                 _registered_method=True)
+        self.Scrub = channel.unary_unary(
+                '/kaas.v1.StoreService/Scrub',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubResponse.FromString,
+                _registered_method=True)
 
 
 class StoreServiceServicer:
@@ -562,6 +567,13 @@ class StoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scrub(self, request, context):
+        """How far the check of all artifacts is; starts one if asked to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -604,6 +616,11 @@ def add_StoreServiceServicer_to_server(servicer, server):
                     servicer.GetUsage,
                     request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageRequest.FromString,
                     response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'Scrub': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scrub,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -823,6 +840,33 @@ class StoreService:
             '/kaas.v1.StoreService/GetUsage',
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageRequest.SerializeToString,
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scrub(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/Scrub',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,41 +15,53 @@ from support.staged_node import StagedNode, staged_spec
 CROWD = Path(__file__).parents[1] / "support" / "client_crowd.py"
 
 
-def crowd_together(node: StagedNode, clients: int, processes: int, numbers: list[int]) -> Counter[str]:
-    """How many clients got each kernel, all at one moment; fails unless each got a right one."""
-    share = clients // processes
-    command = [sys.executable, str(CROWD), node.daemon.socket, str(node.daemon.store), str(share)]
-    crowd = [
-        subprocess.Popen(
-            [*command, *(staged_spec(number).decode() for number in numbers)],
-            env={**os.environ, **node.environ},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(processes)
-    ]
-    try:
-        for process in crowd:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        for process in crowd:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        got: Counter[str] = Counter()
-        for process in crowd:
-            output, _ = process.communicate(timeout=300)
-            assert process.returncode == 0
-            for line in output.splitlines():
-                length, _, _, is_right = line.split()
-                assert is_right == "True", line
-                got[length] += 1
-        return got
-    finally:
-        for process in crowd:
+class Crowd:
+    """Processes of ``clients / processes`` clients each."""
+
+    def __init__(self, node: StagedNode, clients: int, processes: int) -> None:
+        self.share = clients // processes
+        command = [sys.executable, str(CROWD), node.daemon.socket, str(node.daemon.store), str(self.share)]
+        self.processes = [
+            subprocess.Popen(
+                command,
+                env={**os.environ, **node.environ},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(processes)
+        ]
+
+    def __enter__(self) -> Crowd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
             process.kill()
-            process.wait()
+            process.communicate()
+
+    def ask(self, numbers: list[int]) -> Counter[str]:
+        """How many clients got each kernel, all at one moment; fails unless each got a right one."""
+        self._say(json.dumps([staged_spec(number).decode() for number in numbers]))
+        assert set(self._lines(1)) == {"ready\n"}
+        self._say("go")
+        got: Counter[str] = Counter()
+        for line in self._lines(self.share):
+            length, _, _, is_right = line.split()
+            assert is_right == "True", line
+            got[length] += 1
+        return got
+
+    def _say(self, line: str) -> None:
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+
+    def _lines(self, count: int) -> list[str]:
+        return [
+            process.stdout.readline() for process in self.processes if process.stdout for _ in range(count)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -61,10 +74,10 @@ def crowd_together(node: StagedNode, clients: int, processes: int, numbers: list
 def test_a_crowd_on_cold_kernels_starts_one_compiler_for_each(
     tmp_path: Path, clients: int, processes: int, kernels: int, rounds: int
 ) -> None:
-    with StagedNode(tmp_path, "digest", rest_address="off") as node:
+    with StagedNode(tmp_path, "digest", rest_address="off") as node, Crowd(node, clients, processes) as crowd:
         for number in range(rounds):
             numbers = [1 + kernels * number + index for index in range(kernels)]
-            got = crowd_together(node, clients, processes, numbers)
+            got = crowd.ask(numbers)
             assert sorted(got.values()) == [clients // kernels] * kernels
             assert len(node.toolkit.starts()) == kernels * (number + 1)
             assert len(node.compiler_starts()) == kernels * (number + 1)

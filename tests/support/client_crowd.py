@@ -1,12 +1,14 @@
-"""Many clients in one process, each with a connection of its own, that ask at one moment; a line for each.
+"""Many clients in one process, each with a connection of its own, that ask at one moment, round after round.
 
-``client_crowd.py SOCKET STORE CLIENTS SPEC...``: client i asks for spec i modulo their number. A line is the
+``client_crowd.py SOCKET STORE CLIENTS``. A round is a line of specs, a JSON array, answered by ``ready``; at
+the next line new clients ask, client i for spec i modulo their number, and there is a line for each: the
 spec's length, the key, where it came from, and whether image and source belong together and to that spec.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import threading
 from pathlib import Path
@@ -14,11 +16,11 @@ from pathlib import Path
 from kaas.cache.artifact import open_artifact
 from kaas.client.kernel_client import KernelClient
 from kaas.kernel_library.registry import parse_spec
+from kaas.kernel_library.spec import KernelSpec
 
 
-def main() -> None:
-    socket, store, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    specs = [parse_spec(text.encode()) for text in sys.argv[4:]]
+def ask_together(socket: Path, store: Path, count: int, specs: list[KernelSpec]) -> list[str]:
+    """One round."""
     clients = [KernelClient(store, socket) for _ in range(count)]
     lines: list[str] = [""] * count
     together = threading.Barrier(count + 1)
@@ -44,7 +46,16 @@ def main() -> None:
     together.wait()
     for thread in threads:
         thread.join()
-    print("\n".join(lines))
+    for client in clients:
+        client.link().close()
+    return lines
+
+
+def main() -> None:
+    socket, store, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    for line in sys.stdin:
+        specs = [parse_spec(text) for text in json.loads(line)]
+        print("\n".join(ask_together(socket, store, count, specs)), flush=True)
 
 
 if __name__ == "__main__":

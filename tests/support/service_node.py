@@ -61,9 +61,13 @@ class StagedPool:
 
     def __init__(self) -> None:
         self.jobs: list[CompileJob] = []
+        self.hurried: list[str] = []
         self.outcomes: list[Exception | None] = []
 
-    async def compile(self, job: CompileJob) -> CompileOutput:
+    def hurry(self, tag: str) -> None:
+        self.hurried.append(tag)
+
+    async def compile(self, job: CompileJob, tag: str) -> CompileOutput:
         self.jobs.append(job)
         await asyncio.sleep(0)
         outcome = self.outcomes.pop(0) if self.outcomes else None

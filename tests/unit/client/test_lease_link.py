@@ -53,6 +53,7 @@ def path() -> Iterator[Path]:
 @pytest.fixture
 def link(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LeaseLink]:
     monkeypatch.setattr(lease_link_module, "PAUSE_S", 0.0)
+    monkeypatch.setattr(lease_link_module, "BURST_S", -1.0)
     link = LeaseLink(path)
     yield link
     link.close()
@@ -185,3 +186,31 @@ def test_a_socket_that_cannot_be_is_no_trouble(path: Path, name: str) -> None:
 def test_a_process_has_one_link_to_a_daemon(path: Path) -> None:
     assert lease_link(path) is lease_link(Path(os.fspath(path)))
     assert lease_link(path) is not lease_link(path.with_name("other.sock"))
+
+
+def test_kernels_taken_in_a_burst_are_told_together(path: Path, listener: Listener) -> None:
+    link = LeaseLink(path)
+    keys = [f"{number:064x}" for number in range(500)]
+    for key in keys:
+        link.took(key, "store")
+    connection = listener.accept()
+    received = b""
+    while received.count(b'"store"') < len(keys) or not received.endswith(b"\n"):
+        received += connection.recv(1 << 20)
+    link.close()
+    lines = [json.loads(line) for line in received.splitlines()]
+    assert [taken for line in lines for taken in line.get("took", [])] == [[key, "store"] for key in keys]
+    assert len(lines) < 50
+
+
+def test_what_is_left_of_a_burst_is_told_at_the_end(
+    path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_link_module, "BURST_S", 3600.0)
+    link = LeaseLink(path)
+    link.took(A, "store")
+    link.took(B, "hit")
+    link.took(C, "store")
+    link.close()
+    told = [{"took": [[A, "store"]]}, {"took": [[B, "hit"], [C, "store"]]}]
+    assert said(listener.accept(), 3)[1:] == told

@@ -23,6 +23,7 @@ from kaas.proto.errors import CompileFailed, CompileOutOfMemory, StoreFull, Stri
 from kaas.server.audit import Audit
 from kaas.server.catalog import KernelFilter
 from kaas.server.kernel_request import KernelRequest
+from kaas.server.prewarm import PrewarmEntry
 from kaas.server.store_keeper import StoreKeeper
 
 
@@ -302,9 +303,9 @@ def test_coming_kernels_have_a_place_and_an_estimate(tmp_path: Path) -> None:
         gate = asyncio.Event()
         compile_at_once = node.pool.compile
 
-        async def compile_later(job: Any) -> Any:
+        async def compile_later(job: Any, tag: str) -> Any:
             await gate.wait()
-            return await compile_at_once(job)
+            return await compile_at_once(job, tag)
 
         node.pool.compile = compile_later
         requests = [
@@ -337,5 +338,33 @@ def test_costs_are_learned_from_what_compiles_took(tmp_path: Path) -> None:
         with pytest.raises(CompileOutOfMemory):
             await node.service.get_kernel(KernelRequest(spec={**SPEC, "n": 64}))
         assert node.costs.peak_bytes("gemm") == 8 << 30
+
+    on_node(tmp_path, scenario)
+
+
+def test_prewarming_compiles_in_the_background_until_somebody_asks(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        begun, gate = asyncio.Event(), asyncio.Event()
+        compile_at_once = node.pool.compile
+
+        async def compile_later(job: Any, tag: str) -> Any:
+            begun.set()
+            await gate.wait()
+            return await compile_at_once(job, tag)
+
+        node.pool.compile = compile_later
+        behind = asyncio.create_task(node.service.warm(PrewarmEntry(spec=SPEC)))
+        await begun.wait()
+        assert node.pool.hurried == []
+        waiting = asyncio.create_task(node.service.get_kernel(KernelRequest(spec=SPEC)))
+        while not node.pool.hurried:
+            await asyncio.sleep(0.001)
+        gate.set()
+        key, _ = await behind
+        assert (await waiting).key == key
+        assert set(node.pool.hurried) == {key}
+        assert [job.background for job in node.pool.jobs] == [True]
+        await node.service.get_kernel(KernelRequest(spec={**SPEC, "n": 64}))
+        assert [job.background for job in node.pool.jobs] == [True, False]
 
     on_node(tmp_path, scenario)
