@@ -77,11 +77,11 @@ def test_no_generated_request_breaks_the_contract(daemon: DaemonProcess, tmp_pat
 
 def test_no_boundary_value_breaks_the_contract(daemon: DaemonProcess, tmp_path: Path) -> None:
     # Every boundary of every field of every family at three operations would be hours of requests, and the
-    # families' fields have tables of their own: two families stand for all.
+    # families' fields have tables of their own: one family at each operation stands for all.
     document = httpx.get(f"{daemon.rest_url}/openapi.json").json()
     schemas = document["components"]["schemas"]
     stand_ins = {
-        "CompileBody": ("GemmSpec", "RmsNormSpec"),
+        "CompileBody": ("RmsNormSpec",),
         "ExplainBody": ("GemmSpec",),
         "PrewarmEntryBody": ("RmsNormSpec",),
     }
@@ -91,7 +91,7 @@ def test_no_boundary_value_breaks_the_contract(daemon: DaemonProcess, tmp_path: 
         schemas[body]["properties"]["spec"]["oneOf"] = one_of
     trimmed = tmp_path / "openapi.json"
     trimmed.write_text(json.dumps(document))
-    assert run_schemathesis(daemon, tmp_path, str(trimmed), "coverage") > 200
+    assert run_schemathesis(daemon, tmp_path, str(trimmed), "coverage") > 150
 
 
 def test_every_operation_is_documented_with_an_example_and_its_problems(daemon: DaemonProcess) -> None:
