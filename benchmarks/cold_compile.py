@@ -1,8 +1,8 @@
 """Row 5: a cold compile of a small GEMM in the daemon, against the same compile elsewhere.
 
-Three sides take turns, on kernels that nobody compiled before: the daemon, asked by a connected client; a fresh
-process which imports TileLang, lowers and runs the toolchain; and a process which has TileLang warm and does
-the same in itself. All compile on the same core with the same toolkit.
+Three sides take turns, on kernels that nobody compiled before: the daemon, asked by a connected client; a
+fresh process which imports TileLang, lowers and runs the toolchain; and a process which has TileLang warm and
+does the same in itself. All compile on the same core with the same toolkit.
 """
 
 from __future__ import annotations

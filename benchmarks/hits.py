@@ -1,8 +1,8 @@
 """Rows 2 and 3: get_kernel when the kernel exists: in this process, and in the node's store.
 
 Row 2 is timed in batches of 1000 calls, since one call is shorter than two looks at a clock; batches of both
-sides alternate. In row 3 every sample is the first get_kernel of its spec in a fresh process, and the floor is
-taken on the very same file right before or after it, in turns.
+sides alternate. In row 3 every sample is the first get_kernel of its spec in a fresh process, and the floor
+is taken on the very same file right before or after it, in turns.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ def measure(effort: Effort) -> Outcome:
         "10 daemon's resident memory": Series(unit="MB"),
         "10 compile zygote's resident memory": Series(unit="MB"),
         "10 CPU of daemon and zygote while idle": Series(unit="%"),
+        "10 CPU of the daemon alone": Series(unit="%"),
     }
     for _ in range(effort.times(7, 2)):
         series["10 start until it answers"].samples.append(_start_seconds())
@@ -41,10 +42,10 @@ def measure(effort: Effort) -> Outcome:
             before = {one.pid: own_cpu_s(one.pid) for one in everybody}
             begin = time.monotonic()
             time.sleep(window)
-            used = sum(own_cpu_s(pid) - cpu for pid, cpu in before.items())
-            series["10 CPU of daemon and zygote while idle"].samples.append(
-                100 * used / (time.monotonic() - begin)
-            )
+            used = {pid: own_cpu_s(pid) - cpu for pid, cpu in before.items()}
+            percent = 100 / (time.monotonic() - begin)
+            series["10 CPU of daemon and zygote while idle"].samples.append(percent * sum(used.values()))
+            series["10 CPU of the daemon alone"].samples.append(percent * used[daemon.pid])
             series["10 daemon's resident memory"].samples.append(resident_bytes(daemon.pid) / MB)
             series["10 compile zygote's resident memory"].samples.append(
                 sum(resident_bytes(one.pid) for one in everybody[1:]) / MB

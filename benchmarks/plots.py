@@ -1,4 +1,4 @@
-"""Plots of the samples: one picture per unit and row, every sample a dot, quartiles a box, the median in words."""
+"""Plots of the samples: a panel for each row and unit; every sample a dot, quartiles a box, medians in words."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _panel(axis: Any, row: str, unit: str, sides: dict[str, list[float]]) -> Non
     draw_order = random.Random(7)
     positive = min(everything) > 0
     logarithmic = positive and max(everything) / min(everything) > 20
-    for place, (what, samples) in enumerate(sides.items()):
+    for place, samples in enumerate(sides.values()):
         color = OURS if place % 2 == 0 else THEIRS
         values = [value / factor for value in samples]
         heights = [place + draw_order.uniform(-0.16, 0.16) for _ in values]

@@ -1,9 +1,10 @@
 """Rows 1a and 1b: a rank's first kernel from a warm node, against TileLang's own disk cache.
 
-1a: a fresh interpreter has loaded torch (a rank has it anyway), asks for a GEMM and says when it was callable,
-imports of kaas or TileLang included. 1b: a fresh interpreter has imported torch, TileLang and kaas and has got
-another kernel from both, so that what either imports late is loaded; then the first kernel is timed on
-both sides, in turns. Either side starts from the spec: TileLang traces the program before it can look it up.
+1a: a fresh interpreter has loaded torch (a rank has it anyway), asks for a GEMM and says when it was
+callable, imports of kaas or TileLang included. 1b: a fresh interpreter has imported torch, TileLang and kaas
+and has got another kernel from both, so that what either imports late is loaded; then the first kernel is
+timed on both sides, in turns. Either side starts from the spec: TileLang traces the program before it can
+look it up.
 """
 
 from __future__ import annotations

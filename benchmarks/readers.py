@@ -1,8 +1,8 @@
 """Row 8: hits of the store by eight processes at once, against one.
 
-Every process gets the same 200 kernels again and again with an empty memo, for a fixed time. Processes are spread
-over the cores; the single one has a core to itself. The kernel's table of file locks is read meanwhile: none may
-be held by a reader.
+Every process gets the same 200 kernels again and again with an empty memo, for a fixed time. Processes are
+spread over the cores; the single one has a core to itself. The kernel's table of file locks is read
+meanwhile: none may be held by a reader.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A soak: eight clients on one node, hits and misses mixed, evictions on. Nothing may fail, grow or slow down.
+"""A soak: eight clients on one node, hits and misses mixed, evictions on: nothing may fail, grow or slow.
 
 Each client gets kernels in a loop: mostly such that exist, now and then one that nobody compiled or that was
-evicted meanwhile. The store may hold fewer files than are asked for, so that eviction never rests. Resident memory
-of daemon, zygote and clients, and the latency of hits, are taken in slices; the first slices are warm-up.
+evicted meanwhile. The store may hold fewer files than are asked for, so that eviction never rests. Resident
+memory of daemon, zygote and clients, and the latency of hits, are taken in slices; the first slices are
+warm-up.
 """
 
 from __future__ import annotations

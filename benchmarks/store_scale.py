@@ -1,8 +1,8 @@
 """Row 9: hits and listings in a store of 100,000 kernels, against one of 1,000.
 
-Two daemons, one for each store. A client gets random kernels from both in turns, so that neither order nor warmth
-differs, and lists a page of 50 through each daemon. The files hold 2 KiB images; contents do not matter here, the
-number of files does.
+Two daemons, one for each store. A client gets random kernels from both in turns, so that neither order nor
+warmth differs, and lists a page of 50 through each daemon. The files hold 2 KiB images; contents do not
+matter here, the number of files does.
 """
 
 from __future__ import annotations

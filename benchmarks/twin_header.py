@@ -1,7 +1,7 @@
 """Row 11: the twin's compile of the library's kernels, with and without its precompiled header.
 
-One example of every family is lowered once; each source is then compiled with the header and without (its folder
-is set to a place that cannot be made), in turns, on one core. The ratio is of the sums of the medians.
+One example of every family is lowered once; each source is then compiled with the header and without (its
+folder is set to a place that cannot be made), in turns, on one core. The ratio is of the sums of the medians.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Verdicts, regressions and statistics of the benchmarks: what decides PASS and FAIL."""
 
 import pytest
-
 from benchmarks.flame_graph import flame_graph
 from benchmarks.outcome import Check, Outcome, Row, Series, regressions, row_from, row_record, table
 from benchmarks.page import page
