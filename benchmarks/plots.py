@@ -1,4 +1,4 @@
-"""Plots of the samples: a panel for each row and unit; every sample a dot, quartiles a box, medians in words."""
+"""Plots of the samples: a panel for each row and unit; a dot for a sample, a box for quartiles."""
 
 from __future__ import annotations
 

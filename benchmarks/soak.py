@@ -36,10 +36,8 @@ def main(minutes: float, record: bool) -> int:
     """Exit status 0 when it passed."""
     outcome = measure(minutes)
     for name, one in outcome.series.items():
-        found = one.spread
-        print(
-            f"   {name}: first {one.samples[0]:.4g}, last {one.samples[-1]:.4g}, most {found['max']:.4g} {one.unit}"
-        )
+        first, last, most = one.samples[0], one.samples[-1], max(one.samples)
+        print(f"   {name}: first {first:.4g}, last {last:.4g}, most {most:.4g} {one.unit}")
     for note in outcome.notes:
         print(f"   {note}")
     print(table(outcome.rows))
@@ -77,9 +75,8 @@ def measure(minutes: float) -> Outcome:
             zygotes = [one for one in daemon.children() if one.is_running()]
             series["soak daemon"].samples.append(resident_bytes(daemon.pid) / 1e6)
             series["soak zygote"].samples.append(max((_resident(one.pid) for one in zygotes), default=0.0))
-            series["soak largest client"].samples.append(
-                max(resident_bytes(one.pid) / 1e6 for one in clients)
-            )
+            largest = max(resident_bytes(one.pid) / 1e6 for one in clients)
+            series["soak largest client"].samples.append(largest)
             if latencies:
                 series["soak p99 of a hit"].samples.append(percentile(latencies, 0.99))
         evicted = sum(one.get("event") == "evicted" for one in _audit(node))
@@ -105,7 +102,7 @@ def measure(minutes: float) -> Outcome:
         )
     row = Row(
         number="soak",
-        measured=f"{minutes:g} minutes, {CLIENTS} clients, {counts['hits']} hits, {counts['compiled']} misses",
+        measured=f"{minutes:g} min, {CLIENTS} clients, {counts['hits']} hits, {counts['compiled']} misses",
         against="its own middle third",
         checks=tuple(checks),
     )
