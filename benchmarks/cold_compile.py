@@ -26,7 +26,7 @@ def measure(effort: Effort) -> Outcome:
         "fresh process",
         "worker",
         "in process, TileLang warm",
-        "request to compiler start",
+        "request until the worker runs",
         "all outside the worker",
     )
     series = {f"5 {name}": Series() for name in names}
@@ -78,7 +78,7 @@ def _daemon_side(node: Node, link: Any, n: int) -> dict[str, float]:
     return {
         "daemon, request to artifact": wall,
         "worker": reply.compile_seconds,
-        "request to compiler start": node.events("compiler start")[-1]["time"] - asked,
+        "request until the worker runs": node.events("worker started")[-1]["time"] - asked,
         "all outside the worker": wall - reply.compile_seconds,
     }
 
@@ -137,8 +137,8 @@ def _row(series: dict[str, Series]) -> Row:
                 ratio=True,
             ),
             Check(
-                what="request, start, publish and reply together (an upper bound of the start)",
-                value=middle["all outside the worker"],
+                what="request until the worker runs",
+                value=middle["request until the worker runs"],
                 unit="s",
                 direction="<=",
                 target=0.020,

@@ -214,6 +214,7 @@ class CompilerPool:
                 return message
             if isinstance(message, WorkerStarted):
                 self._workers[job_id] = message.pid
+                log.info("worker started")
                 if job.background and job_id not in self._background:
                     hurry(message.pid)
 
