@@ -42,6 +42,8 @@ class Audit:
         self._queue: deque[dict[str, Any]] = deque()
         self._removals: OrderedDict[str, str] = OrderedDict()
         self._writing = asyncio.Lock()
+        self._noted = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the writer, once it runs
         self._lost = 0
 
     @property
@@ -64,14 +66,22 @@ class Audit:
             name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in facts.items()
         }
         self._queue.append({name: value for name, value in record.items() if value not in ("", None)})
+        # Whoever noted the record before this one has woken the writer, which ends with an empty queue.
+        if len(self._queue) == 1 and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._noted.set)
 
     def removal(self, key: str) -> str:
         """Why a kernel that was here is not any more, in a sentence; empty when that is not known."""
         return self._removals.get(key, "")
 
     async def run(self) -> None:
-        """Write what was noted, for ever."""
+        """Write what was noted, soon after it was, for ever. Sleeps while nothing happens."""
+        self._loop = asyncio.get_running_loop()
+        if self._queue:
+            self._noted.set()
         while True:
+            await self._noted.wait()
+            self._noted.clear()
             await asyncio.sleep(FLUSH_INTERVAL_S)
             await self.flush()
 
