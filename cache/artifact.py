@@ -368,7 +368,7 @@ def open_artifact(path: str | os.PathLike[str], expected_key: str | None = None)
     file system cannot open files just now (which says nothing about the artifact).
     """
     origin = os.fspath(path)
-    return Artifact(_read_file(origin), expected_key=expected_key, origin=origin)
+    return Artifact(read_artifact_file(origin), expected_key=expected_key, origin=origin)
 
 
 def encode_artifact(
@@ -420,7 +420,8 @@ def encode_artifact(
     return b"".join((header, hashlib.sha256(header).digest(), *body))
 
 
-def _read_file(path: str) -> bytes:
+def read_artifact_file(path: str) -> bytes:
+    """What lies at ``path``, unverified; raises like :func:`open_artifact`."""
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
     except FileNotFoundError:
