@@ -69,9 +69,9 @@ class Bundle:
         config, self.layers = checked_manifest(self.manifest)
         self.config = self._blob(digest_of(config, "manifest"), config.size, "config")
         self.kernels: Sequence[KernelFacts] = checked_config(self.config, self.layers)
-        self._refuse_foreign({self.digest, sha256(self.config), *(layer.sha256 for layer in self.layers)})
         for layer in self.layers:
             self._member(layer.sha256, layer.size_bytes, f"{layer.key}.kernel")
+        self._refuse_foreign({self.digest, sha256(self.config), *(layer.sha256 for layer in self.layers)})
 
     @classmethod
     def open(cls, path: Path) -> Bundle:
@@ -80,11 +80,12 @@ class Bundle:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise refused("unreadable", f"{path} cannot be read: {error.strerror}") from None
-        file = os.fdopen(descriptor, "rb", buffering=0)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise refused("unreadable", f"{path} is no regular file")
+        file = os.fdopen(descriptor, "rb")
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise refused("unreadable", f"{path} is no regular file")
-            return cls(file, path.name)  # type: ignore[arg-type]
+            return cls(file, path.name)
         except OSError as error:
             file.close()
             raise refused("unreadable", f"{path} cannot be read: {error.strerror}") from None

@@ -63,10 +63,6 @@ def header(name: str, size: int) -> bytes:
         b"0",
         bytes(100),
         b"ustar\x0000",
-        bytes(32),
-        bytes(32),
-        b"0000000\0",
-        b"0000000\0",
     ]
     block = bytearray(b"".join(fields).ljust(BLOCK, b"\0"))
     block[148:156] = b"%06o\0 " % sum(block)

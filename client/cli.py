@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from kaas.client import exit_status
+from kaas.client.bundle_commands import add_bundle_commands
 from kaas.client.daemon_link import READINESS, DaemonLink
 from kaas.client.fsck_command import add_fsck_command
 from kaas.client.kernel_client import KernelClient, Question
@@ -353,6 +354,7 @@ def demo() -> int:
 
 add_store_commands(app)
 add_fsck_command(app)
+add_bundle_commands(app)
 
 
 def main() -> None:
