@@ -18,6 +18,8 @@ from kaas.cache import plain_tar
 from kaas.cache.foreign_artifact import Verified, verify_foreign
 from kaas.cache.layout import is_key
 from kaas.cache.oci_records import (
+    BUNDLE_TYPE,
+    INDEX_TYPE,
     LAYOUT_FILE,
     MANIFEST_TYPE,
     MAX_KERNELS,
@@ -60,8 +62,9 @@ class Bundle:
         if len(index.manifests) != 1:
             raise refused("malformed", f"{len(index.manifests)} manifests instead of one", "index.json")
         entry = index.manifests[0]
-        if entry.media_type != MANIFEST_TYPE:
-            raise refused("malformed", f"it lists {entry.media_type[:80]!r}", "index.json")
+        kinds = (index.media_type, entry.media_type, entry.artifact_type or BUNDLE_TYPE)
+        if kinds != (INDEX_TYPE, MANIFEST_TYPE, BUNDLE_TYPE):
+            raise refused("malformed", f"it lists {kinds[1][:80]!r}, {kinds[2][:80]!r}", "index.json")
         if not 0 < entry.size <= MAX_MANIFEST_BYTES:
             raise refused("too_large", f"the manifest claims {entry.size} bytes", "index.json")
         self.digest = digest_of(entry, "index.json")

@@ -126,8 +126,7 @@ def _block(file: BinaryIO, position: int, total: int) -> bytes:
 
 
 def _parsed(block: bytes) -> tuple[str, bytes, int]:
-    checksum = _octal(block[148:156])
-    if checksum != sum(block[:148]) + 8 * 32 + sum(block[156:]):
+    if block[148:156] != b"%06o\0 " % (sum(block[:148]) + 8 * 32 + sum(block[156:])):
         raise refused("malformed", "it is not a tar file, or a header was altered")
     raw_name = block[:100].rstrip(b"\0")
     if not block[257:263] == b"ustar\0":

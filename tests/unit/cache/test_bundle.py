@@ -451,3 +451,13 @@ def test_headers_are_those_of_the_standard_library() -> None:
     info = tarfile.TarInfo("blobs/sha256/" + "a" * 64)
     info.size = 12345
     assert plain_tar.header(info.name, info.size) == info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def test_whichever_byte_is_altered_the_bundle_is_refused(folder: Path, tmp_path: Path) -> None:
+    data = Draft(folder, OURS).pack()
+    for place in range(0, len(data), 89):
+        altered = bytearray(data)
+        altered[place] ^= 0x10
+        (tmp_path / "altered").write_bytes(altered)
+        with pytest.raises((BundleRefused, SignatureRefused)), Bundle.open(tmp_path / "altered") as bundle:
+            list(bundle.verify(REQUIRED))
