@@ -67,7 +67,7 @@ def keys_of_manifest(store: Path, manifest: Path) -> dict[str, str]:
 
     Raises :class:`InvalidManifest` or :class:`StoreUnavailable` when no daemon has ever served the store.
     """
-    from kaas.client.manifest import read_manifest
+    from kaas.client.manifest import on_toolchain, read_manifest
 
     environment = read_environment(store)
     if environment is None:
@@ -79,7 +79,7 @@ def keys_of_manifest(store: Path, manifest: Path) -> dict[str, str]:
     reader = StoreReader(store)
     return {
         reader.key(environment, entry.spec, entry.soc_name or None): f"{entry.spec.family}, line {entry.line}"
-        for entry in read_manifest(manifest)
+        for entry in on_toolchain(read_manifest(manifest), environment.toolchain.cann_version)
     }
 
 

@@ -65,7 +65,7 @@ def pin(
     if not reason.strip():
         raise InvalidRequest("a pin needs a reason", field="reason", legal="--reason TEXT")
     expires_s = seconds_of(expires)
-    reply = _link(socket).pin(*_wanted(keys, manifest), reason, expires_s)
+    reply = _link(socket).pin(*_wanted(keys, manifest, socket), reason, expires_s)
     made = [_plain(one) for one in reply.pins]
     if json:
         print_json(made)
@@ -76,7 +76,7 @@ def pin(
 
 def unpin(keys: Keys = None, manifest: Manifest = None, socket: Socket = None, json: Json = False) -> None:
     """Let go of pins, by key or by manifest."""
-    gone = _link(socket).unpin(*_wanted(keys, manifest))
+    gone = _link(socket).unpin(*_wanted(keys, manifest, socket))
     if json:
         print_json(gone)
     else:
@@ -231,16 +231,21 @@ def seconds_of(span: str) -> float:
     return float(match.group(1)) * _UNITS_S[match.group(2)]
 
 
-def _wanted(keys: Sequence[str] | None, manifest: Path | None) -> tuple[list[str], list[tuple[bytes, str]]]:
+def _wanted(
+    keys: Sequence[str] | None, manifest: Path | None, socket: Path | None
+) -> tuple[list[str], list[tuple[bytes, str]]]:
     if bool(keys) == (manifest is not None):
         raise InvalidRequest(
             "which kernels is not clear", field="keys", legal="keys, or --manifest FILE, and not both"
         )
     if manifest is None:
         return list(keys or ()), []
-    from kaas.client.manifest import read_manifest
+    from kaas.client.manifest import on_toolchain, read_manifest
 
-    return [], [(entry.spec.canonical(), entry.soc_name) for entry in read_manifest(manifest)]
+    entries = read_manifest(manifest)
+    if any(entry.cann for entry in entries):
+        entries = on_toolchain(entries, _link(socket).environment().toolchain.cann_version)
+    return [], [(entry.spec.canonical(), entry.soc_name) for entry in entries]
 
 
 def _plain(message: Message) -> dict[str, Any]:
