@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -33,7 +34,7 @@ def add_manifest_commands(app: typer.Typer) -> None:
         help="Which kernels a cluster is to hold: made, joined, checked.",
         no_args_is_help=True,
     )
-    for command in (merge, diff, stats, lint):
+    for command in (merge, diff, stats, lint, from_model):
         group.command()(guarded(command))
     app.add_typer(group)
 
@@ -116,6 +117,102 @@ def lint(
             print(f"{file}:{finding.line}: {finding.severity}: {finding.message}")
     failed = any(strict or finding.severity == "error" for finding in findings)
     return exit_status.FAILED if failed else 0
+
+
+def from_model(
+    config: Annotated[
+        Path,
+        typer.Argument(help="A model's config.json, or the folder that has it; - is standard input."),
+    ],
+    tp: Annotated[int, typer.Option(help="Ranks that share attention and dense layers.")] = 1,
+    ep: Annotated[
+        int, typer.Option(help="Ranks that share the experts; 1: each expert is shared by tp.")
+    ] = 1,
+    pp: Annotated[int, typer.Option(help="Stages that share the layers.")] = 1,
+    stage: Annotated[
+        int | None, typer.Option(help="Only this stage, from 0.", show_default="all stages")
+    ] = None,
+    tokens: Annotated[
+        str, typer.Option(help="Tokens of a prefill or training step: N,N,...", show_default="any number")
+    ] = "",
+    batch_sizes: Annotated[
+        str, typer.Option(help="Requests of a decoding step: N,N,...", show_default="any number")
+    ] = "",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of products: bf16, fp16, fp8.", show_default="as the configuration says"),
+    ] = None,
+    expert_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Of experts' weights: fp8 or fp4 with fp8.", show_default="as the configuration says"
+        ),
+    ] = None,
+    sku: Annotated[
+        list[str] | None,
+        typer.Option("--sku", help="SoC name to compile for; repeatable.", show_default="the node's own"),
+    ] = None,
+    cann: Annotated[
+        str, typer.Option(help="CANN version that the manifest is for.", show_default="the node's own")
+    ] = "",
+    max_tokens_per_rank: Annotated[
+        int | None,
+        typer.Option(help="Tokens that a rank sends to another at most, with --ep.", show_default="--tokens"),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Longest sequence.", show_default="max_position_embeddings")
+    ] = None,
+    page: Annotated[int, typer.Option(help="Keys of a cache page, 64 or 128.")] = 64,
+    separate_qkv: Annotated[
+        bool, typer.Option("--separate-qkv", help="Queries, keys and values as three products.")
+    ] = False,
+    mtp: Annotated[bool, typer.Option("--mtp", help="With the modules that predict further tokens.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Forward and backward.")] = False,
+    output: Output = None,
+    json: Json = False,
+) -> None:
+    """Print the kernels that a model needs, for whom and how often, and what no family serves."""
+    from kaas.client.manifest_document import ManifestTarget, require_cann
+    from kaas.client.model_kernels.deployment import Deployment, Dtype, ExpertDtype
+    from kaas.client.model_kernels.derivation import derive_manifest, stored_dtypes
+    from kaas.client.model_kernels.model_config import read_model_config
+    from kaas.kernel_library.targets import target_named
+
+    require_cann(cann)
+    model = read_model_config(config)
+    stored = stored_dtypes(model) if dtype is None else (dtype, expert_dtype or dtype)
+    deployment = Deployment(
+        tp=tp,
+        ep=ep,
+        pp=pp,
+        stage=stage,
+        dtype=_one_of("dtype", stored[0], get_args(Dtype)),
+        expert_dtype=_one_of("expert_dtype", expert_dtype or stored[1], get_args(ExpertDtype)),
+        tokens=_numbers("tokens", tokens),
+        batch_sizes=_numbers("batch_sizes", batch_sizes),
+        max_tokens_per_rank=max_tokens_per_rank,
+        context=context,
+        page=page,
+        fused_qkv=not separate_qkv,
+        mtp=mtp,
+        train=train,
+    )
+    names = [target_named(name).soc_name for name in sku or ()]
+    targets = tuple(ManifestTarget(name, cann) for name in dict.fromkeys(names or ([""] if cann else [])))
+    write_manifest(derive_manifest(model, deployment, targets), output, json)
+
+
+def _one_of(field: str, value: str, legal: Sequence[str]) -> Any:
+    if value not in legal:
+        raise InvalidRequest(f"{field} is {value!r}", field=field, legal=list(legal))
+    return value
+
+
+def _numbers(field: str, text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        raise InvalidRequest(f"{field} is {text!r}", field=field, legal="numbers with commas between them")
+    return tuple(dict.fromkeys(int(word) for word in words))
 
 
 def write_manifest(document: ManifestDocument, output: Path | None, as_json: bool) -> None:

@@ -245,12 +245,7 @@ def _targets(record: Mapping[str, Any], name: str, node: yaml.Node) -> tuple[Man
         if not isinstance(item, dict) or not item or set(item) - {"soc_name", "cann"}:
             raise InvalidManifest(f"{place}a target is {str(item)[:80]}", field="targets", legal=legal)
         soc_name, cann = item.get("soc_name", ""), item.get("cann", "")
-        if not isinstance(cann, str) or (cann and not _CANN.fullmatch(cann)):
-            raise InvalidManifest(
-                f"{place}cann is {str(cann)[:80]!r}",
-                field="targets.cann",
-                legal='a version in quotes, such as "9.2.0"',
-            )
+        require_cann(cann, place)
         try:
             found.append(ManifestTarget(target_named(soc_name).soc_name if soc_name else "", cann))
         except KaasError as error:
@@ -258,6 +253,14 @@ def _targets(record: Mapping[str, Any], name: str, node: yaml.Node) -> tuple[Man
                 f"{place}{error.message}", **{**error.details, "field": "targets.soc_name"}
             ) from None
     return tuple(dict.fromkeys(found))
+
+
+def require_cann(value: Any, place: str = "") -> None:
+    """Raise :class:`InvalidManifest` unless ``value`` is a CANN version, or empty."""
+    if not isinstance(value, str) or (value and not _CANN.fullmatch(value)):
+        legal = 'a version in quotes, such as "9.2.0"'
+        message = f"{place}cann is {str(value)[:80]!r}; legal: {legal}"
+        raise InvalidManifest(message, field="targets.cann", legal=legal)
 
 
 def _weight(value: Any) -> float:
