@@ -173,6 +173,7 @@ def from_model(
 ) -> None:
     """Print the kernels that a model needs, for whom and how often, and what no family serves."""
     from kaas.client.manifest_document import ManifestTarget, require_cann
+    from kaas.client.model_kernels.architectures import architecture_of
     from kaas.client.model_kernels.deployment import Deployment, Dtype, ExpertDtype
     from kaas.client.model_kernels.derivation import derive_manifest, stored_dtypes
     from kaas.client.model_kernels.model_config import read_model_config
@@ -180,6 +181,7 @@ def from_model(
 
     require_cann(cann)
     model = read_model_config(config)
+    architecture_of(model)
     stored = stored_dtypes(model) if dtype is None else (dtype, expert_dtype or dtype)
     deployment = Deployment(
         tp=tp,

@@ -53,7 +53,7 @@ def _deepseek_v3(step: Step, config: ModelConfig, layers: range, *, sparse_atten
     first, every = config.number("first_k_dense_replace", 0), config.number("moe_layer_freq", default=1)
     sparse = [layer for layer in layers if layer >= first and layer % every == 0]
     further = further_tokens(config, step.deployment.mtp)
-    attention = partial(latent_attention, config=config, sparse=sparse_attention, queries=1 + further)
+    attention = partial(latent_attention, config=config, sparse=sparse_attention)
     _ends(step, config, layers, "before")
     _norms(step, config, layers)
     attention(step, layers_named(layers))
@@ -88,15 +88,20 @@ def _deepseek_v4(step: Step, config: ModelConfig, layers: range) -> None:
         )
     hidden, eps = config.number("hidden_size"), config.fraction("rms_norm_eps")
     by_token = config.number("num_hash_layers", 0, default=0)
-    blocks: list[tuple[Layers, int, bool]] = [
-        (layers_named(numbers), ratio, by_hash)
-        for ratio in sorted(set(ratios))
-        for by_hash in (True, False)
-        if (numbers := [n for n in layers if ratios[n] == ratio and (n < by_token) == by_hash])
-    ]
+    clamp = "swiglu_limit"
     _ends(step, config, layers, "before", streams=True)
-    for block, ratio, by_hash in blocks:
-        _deepseek_v4_block(step, block, config, ratio, by_hash, 1 + further)
+    everything = layers_named(layers)
+    for what, norm in (("attention", "attn_norm"), ("experts", "ffn_norm")):
+        stream_mixing(step, everything, what, config)
+        step.norm(everything, norm, width=hidden, eps=eps)
+    for ratio in sorted({ratios[layer] for layer in layers}):
+        alike = layers_named([layer for layer in layers if ratios[layer] == ratio])
+        compressed_attention(step, alike, config, ratio=ratio)
+    for by_hash in (True, False):
+        numbers = [layer for layer in layers if (layer < by_token) == by_hash]
+        mixture_of_experts(
+            step, layers_named(numbers), _deepseek_experts(config, by_hash=by_hash, clamp=clamp)
+        )
     _ends(step, config, layers, "after", streams=True)
     if further and _is_last(config, layers):
         modules = Layers("further token prediction", further)
@@ -107,22 +112,14 @@ def _deepseek_v4(step: Step, config: ModelConfig, layers: range) -> None:
             each = config.number("hc_mult") if name == "h_proj" else 1
             wide = step._replace(workload=step.workload._replace(tokens=step.workload.rows(each)))
             wide.product(modules, name, n=hidden, k=hidden)
+        for what, norm in (("attention", "attn_norm"), ("experts", "ffn_norm")):
+            stream_mixing(step, modules, what, config)
+            step.norm(modules, norm, width=hidden, eps=eps)
         for ratio in ratios[total : total + further]:
-            _deepseek_v4_block(step, modules._replace(total=1), config, ratio, False, 1 + further)
+            compressed_attention(step, modules._replace(total=1), config, ratio=ratio)
+        mixture_of_experts(step, modules, _deepseek_experts(config, clamp=clamp))
         streams_end(step, modules, config)
         _output_head(step, modules, config)
-
-
-def _deepseek_v4_block(
-    step: Step, layers: Layers, config: ModelConfig, ratio: int, by_hash: bool, queries: int
-) -> None:
-    hidden, eps = config.number("hidden_size"), config.fraction("rms_norm_eps")
-    stream_mixing(step, layers, "attention", config)
-    step.norm(layers, "attn_norm", width=hidden, eps=eps)
-    compressed_attention(step, layers, config, ratio=ratio, queries=queries)
-    stream_mixing(step, layers, "experts", config)
-    step.norm(layers, "ffn_norm", width=hidden, eps=eps)
-    mixture_of_experts(step, layers, _deepseek_experts(config, by_hash=by_hash, clamp="swiglu_limit"))
 
 
 def _qwen3_experts(config: ModelConfig) -> ExpertFacts:

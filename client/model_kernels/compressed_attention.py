@@ -21,10 +21,8 @@ LIST_STEP = 64
 KEY_WIDTH = 512
 
 
-def compressed_attention(
-    step: Step, layers: Layers, config: ModelConfig, *, ratio: int, queries: int
-) -> None:
-    """The attention of layers with one compression ratio; a decoding request has ``queries`` tokens."""
+def compressed_attention(step: Step, layers: Layers, config: ModelConfig, *, ratio: int) -> None:
+    """The attention of layers with one compression ratio."""
     hidden, eps = config.number("hidden_size"), config.fraction("rms_norm_eps")
     width, rotary = config.number("head_dim"), config.number("qk_rope_head_dim")
     q_rank, o_rank = config.number("q_lora_rank"), config.number("o_lora_rank")
@@ -55,8 +53,8 @@ def compressed_attention(
     if ratio:
         _compressor(step, layers, "compressor", config, width, ratio)
     if ratio == SELECTING_RATIO:
-        _indexer(step, layers, config, ratio, queries)
-    _scores(step, layers, config, heads, width, ratio, queries)
+        _indexer(step, layers, config, ratio)
+    _scores(step, layers, config, heads, width, ratio)
     step.head_products(
         layers, "attention.wo_a", "bhr,hdr->bhd", h=groups, d=o_rank, r=all_heads * width // all_groups
     )
@@ -77,20 +75,18 @@ def _compressor(step: Step, layers: Layers, what: str, config: ModelConfig, widt
     free.rope(layers, f"{what}.rope", heads=1, width=width, rotary=rotary, interleaved=True)
 
 
-def _indexer(step: Step, layers: Layers, config: ModelConfig, ratio: int, queries: int) -> None:
+def _indexer(step: Step, layers: Layers, config: ModelConfig, ratio: int) -> None:
     heads, width = config.number("index_n_heads"), config.number("index_head_dim")
     rotary = config.number("qk_rope_head_dim")
     step.product(layers, "indexer.wq_b", n=heads * width, k=config.number("q_lora_rank"), is_cast=True)
     step.product(layers, "indexer.weights_proj", n=heads, k=config.number("hidden_size"), is_scaled=False)
     step.rope(layers, "indexer.q_rope", heads=heads, width=width, rotary=rotary, interleaved=True)
     _compressor(step, layers, "indexer.compressor", config, width, ratio)
-    index_scores(step, layers, heads, width, "e2m1", queries)
+    index_scores(step, layers, heads, width, "e2m1")
     selection(step, layers, config.number("index_topk"))
 
 
-def _scores(
-    step: Step, layers: Layers, config: ModelConfig, heads: int, width: int, ratio: int, queries: int
-) -> None:
+def _scores(step: Step, layers: Layers, config: ModelConfig, heads: int, width: int, ratio: int) -> None:
     window = config.number("sliding_window")
     phase = "decoding" if step.decodes else step.workload.phase
     if width != KEY_WIDTH or step.deployment.plain_dtype != "bf16":
@@ -105,16 +101,17 @@ def _scores(
     else:
         further = 0
     window, further = (-(-count // LIST_STEP) * LIST_STEP for count in (window, further))
+    if not step.trains:
+        step.wishes.want(layers, "attention.window records", KvRecordPackSpec, tokens=step.tokens)
+        if further:
+            step.wishes.want(layers, "attention.compressed records", KvRecordPackSpec)
     if step.decodes:
-        for name in ("window", "compressed")[: 2 if ratio else 1]:
-            free = "dynamic" if name == "compressed" else step.tokens
-            step.wishes.want(layers, f"attention.{name} records", KvRecordPackSpec, tokens=free)
         step.wishes.want(
             layers,
             "attention of decoding",
             MlaSparseDecodeSpec,
             heads=heads,
-            s_q=queries,
+            s_q=step.queries,
             topk=window,
             extra="fp8" if further else "none",
             extra_topk=further,

@@ -97,10 +97,22 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         """Of activations, and of products that stay unscaled."""
         return "fp16" if self.dtype == "fp16" else "bf16"
 
-    @property
-    def slots(self) -> int:
-        """Records that a rank sends to another at most."""
-        return self.max_tokens_per_rank or max((*self.tokens, *self.batch_sizes))
+    def slots(self, queries: int = 1) -> int:
+        """Records that a rank sends to another at most.
+
+        Raises :class:`InvalidRequest` if a step has more tokens than were said.
+        """
+        sizes = [step.tokens for step in self.workloads(queries) if step.tokens != "dynamic"]
+        needed = max(sizes, default=1)
+        if self.max_tokens_per_rank is None:
+            return needed
+        if self.max_tokens_per_rank < needed:
+            raise InvalidRequest(
+                f"max_tokens_per_rank is {self.max_tokens_per_rank}, but a step has {needed} tokens",
+                field="max_tokens_per_rank",
+                legal=f"from {needed}",
+            )
+        return self.max_tokens_per_rank
 
     def workloads(self, queries: int = 1) -> tuple[Workload, ...]:
         """The steps; one whose size is not said is dynamic. A decoding request has ``queries`` tokens."""

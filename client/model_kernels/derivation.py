@@ -31,7 +31,7 @@ def derive_manifest(
     wishes = WishList([target_named(target.soc_name) for target in targets if target.soc_name])
     queries = 1 + further_tokens(config, deployment.mtp)
     for workload in deployment.workloads(queries):
-        architecture(Step(wishes, deployment, workload), config, layers)
+        architecture(Step(wishes, deployment, workload, queries), config, layers)
     return ManifestDocument(
         entries=wishes.entries,
         targets=tuple(targets),

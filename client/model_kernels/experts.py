@@ -107,7 +107,7 @@ def _topology(step: Step, layers: Layers, facts: ExpertFacts) -> ExpertParallelT
             ranks=step.deployment.ep,
             experts=facts.experts,
             topk=facts.topk,
-            max_tokens_per_rank=step.deployment.slots,
+            max_tokens_per_rank=step.deployment.slots(step.queries),
             expert_alignment=ROW_ALIGNMENT,
         )
     except InvalidSpec as refusal:
@@ -255,7 +255,9 @@ def _gradients(
     want(layers, place, GroupedGemmSpec, groups=groups, n=k, k=n, layout="nn", **dtypes)
     place = f"{what}, gradient of the weight"
     if step.deployment.is_scaled:
-        for name, width in (("gradient", n), ("input", k)):
-            told = SCALES | {"granularity": "per_channel"}
-            want(layers, f"cast of the {name} for {place}", CastSpec, hidden=width, **told)
+        told = SCALES | {"granularity": "per_channel", "col_major": False}
+        want(layers, f"cast of the gradient for {place}", CastSpec, hidden=n, **told)
+        # Rows come quantised by rows; the activations of the second product are computed again.
+        rows = {"in_dtype": "e4m3", "in_scales": "e8m0x2"} if is_cast else {}
+        want(layers, f"cast of the input for {place}", CastSpec, hidden=k, **told, **rows)
     want(layers, place, KGroupedGemmSpec, groups=groups, m=n, n=k, dtype_a=dtypes["dtype_a"])

@@ -15,7 +15,7 @@ from kaas.kernel_library.families.paged_mqa_metadata import PagedMqaMetadataSpec
 from kaas.kernel_library.families.topk_select import TopkSelectSpec
 
 
-def indexer_of_latent_attention(step: Step, layers: Layers, config: ModelConfig, *, queries: int) -> None:
+def indexer_of_latent_attention(step: Step, layers: Layers, config: ModelConfig) -> None:
     """DeepSeek V3.2's: keys are a projection of their own, in fp8."""
     hidden = config.number("hidden_size")
     heads, width = config.number("index_n_heads"), config.number("index_head_dim")
@@ -36,10 +36,10 @@ def indexer_of_latent_attention(step: Step, layers: Layers, config: ModelConfig,
             part="first",
             interleaved=False,
         )
-    index_scores(step, layers, heads, width, "e4m3", queries)
+    index_scores(step, layers, heads, width, "e4m3")
 
 
-def index_scores(step: Step, layers: Layers, heads: int, width: int, dtype: str, queries: int) -> None:
+def index_scores(step: Step, layers: Layers, heads: int, width: int, dtype: str) -> None:
     """Queries and keys rotated and quantised, and the scores."""
     want, lacks = step.wishes.want, step.wishes.lacks
     lacks(layers, "indexer", "a Hadamard transform of queries and keys", "no family has it")
@@ -65,17 +65,16 @@ def index_scores(step: Step, layers: Layers, heads: int, width: int, dtype: str,
         )
         return
     lacks(layers, "indexer", "keys written into pages", "no family lays values and scales out by pages")
-    want(layers, "indexer schedule", PagedMqaMetadataSpec, heads=heads, next_n=queries, tokens=step.tokens)
+    rows = {"heads": heads, "next_n": step.queries, "tokens": step.tokens}
+    want(layers, "indexer schedule", PagedMqaMetadataSpec, **rows)
     want(
         layers,
         "indexer scores of decoding",
         PagedMqaLogitsSpec,
-        heads=heads,
         head_dim=width,
         dtype=dtype,
         page_size=step.deployment.page,
-        next_n=queries,
-        tokens=step.tokens,
+        **rows,
     )
 
 

@@ -30,8 +30,8 @@ class _Widths(NamedTuple):
     latent: int
 
 
-def latent_attention(step: Step, layers: Layers, config: ModelConfig, *, sparse: bool, queries: int) -> None:
-    """One layer's attention; a decoding request has ``queries`` tokens."""
+def latent_attention(step: Step, layers: Layers, config: ModelConfig, *, sparse: bool) -> None:
+    """One layer's attention."""
     hidden, eps = config.number("hidden_size"), config.fraction("rms_norm_eps")
     heads = step.deployment.share("num_attention_heads", config.number("num_attention_heads"))
     widths = _Widths(
@@ -63,10 +63,10 @@ def latent_attention(step: Step, layers: Layers, config: ModelConfig, *, sparse:
             layers, f"attention.{name}_rope", heads=count, width=width, rotary=widths.rope, interleaved=True
         )
     if sparse:
-        indexer_of_latent_attention(step, layers, config, queries=queries)
-        _latent_scores(step, layers, config, widths, sparse=True, queries=queries)
+        indexer_of_latent_attention(step, layers, config)
+        _latent_scores(step, layers, config, widths, sparse=True)
     elif step.decodes:
-        _latent_scores(step, layers, config, widths, sparse=False, queries=queries)
+        _latent_scores(step, layers, config, widths, sparse=False)
     else:
         _dense_prefill(step, layers, widths)
     if step.trains:
@@ -98,9 +98,7 @@ def _dense_prefill(step: Step, layers: Layers, widths: _Widths) -> None:
     )
 
 
-def _latent_scores(
-    step: Step, layers: Layers, config: ModelConfig, widths: _Widths, *, sparse: bool, queries: int
-) -> None:
+def _latent_scores(step: Step, layers: Layers, config: ModelConfig, widths: _Widths, *, sparse: bool) -> None:
     step.head_products(
         layers,
         "attention.q_absorbed",
@@ -136,8 +134,8 @@ def _latent_scores(
             MlaDecodeSpec,
             heads=widths.heads,
             d_qk=widths.latent + widths.rope,
-            s_q=queries,
-            causal=queries > 1,
+            s_q=step.queries,
+            causal=step.queries > 1,
             page=step.deployment.page,
             requests=step.workload.requests,
         )

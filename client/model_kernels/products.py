@@ -21,11 +21,15 @@ SCALES: dict[str, Any] = {"scale_dtype": "e8m0x2", "round_sf": True, "col_major"
 
 
 class Step(NamedTuple):
-    """One workload of a deployment, and where what it wants is written down."""
+    """One workload of a deployment, and where what it wants is written down.
+
+    A decoding request has ``queries`` tokens.
+    """
 
     wishes: WishList
     deployment: Deployment
     workload: Workload
+    queries: int = 1
 
     @property
     def tokens(self) -> Tokens:
@@ -44,7 +48,9 @@ class Step(NamedTuple):
 
     def cast(self, layers: Layers, what: str, width: int, by: str = "per_token") -> None:
         """Rows quantised for a block-scaled product."""
-        self.wishes.want(layers, what, CastSpec, hidden=width, granularity=by, tokens=self.tokens, **SCALES)
+        # Scales of columns lie [blocks, columns] as they are.
+        told = SCALES | {"granularity": by, "col_major": by == "per_token"}
+        self.wishes.want(layers, what, CastSpec, hidden=width, tokens=self.tokens, **told)
 
     def product(
         self,
@@ -158,4 +164,7 @@ class Step(NamedTuple):
             return
         self.wishes.want(layers, what, SwigluSpec, **told)
         if self.trains:
-            self.wishes.want(layers, f"{what}, gradients", SwigluBackwardSpec, **told)
+            # A quantised result is computed again: the weight's gradient needs it by columns.
+            recompute = "cast" in told
+            place = f"{what}, gradients"
+            self.wishes.want(layers, place, SwigluBackwardSpec, recompute=recompute, **told)
