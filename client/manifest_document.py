@@ -135,7 +135,13 @@ def parse_document(
     head = {field: plain(node) for field, node in fields.items() if field not in ("kernels", "version")}
     top = fields.get("targets") or fields.get("soc_name") or root
     assert top is not None
-    targets = _targets(head, name, top)
+    try:
+        targets = _targets(head)
+    except InvalidManifest as fault:
+        line = line_of(top)
+        raise InvalidManifest(
+            f"{name} (line {line}): {fault.message}", **{**fault.details, "line": line}
+        ) from None
     entries: list[ManifestEntry] = []
     for number, node in enumerate(listing.value, 1):
         try:
@@ -190,7 +196,7 @@ def _entry(node: yaml.Node, place: str, targets: tuple[ManifestTarget, ...], ver
             path.append("spec")
         elif "soc_name" in record:
             about = {"soc_name": record.pop("soc_name")}
-        own = _targets(about, "", node)
+        own = _targets(about)
         weight = _weight(about.get("weight", 1.0))
         wanted_by = _texts(about.get("wanted_by", []), "wanted_by")
         comment = _text(about.get("comment", ""), "comment", "", node)
@@ -216,20 +222,17 @@ def _entry(node: yaml.Node, place: str, targets: tuple[ManifestTarget, ...], ver
         ) from None
 
 
-def _targets(record: Mapping[str, Any], name: str, node: yaml.Node) -> tuple[ManifestTarget, ...]:
+def _targets(record: Mapping[str, Any]) -> tuple[ManifestTarget, ...]:
     """The targets that a manifest's head, or an entry, names in one way or the other."""
     from kaas.kernel_library.targets import target_named
 
-    place = f"{name} (line {line_of(node)}): " if name else ""
     if "soc_name" in record:
         if "targets" in record:
-            raise InvalidManifest(
-                f"{place}soc_name and targets say the same", field="soc_name", legal="one of them"
-            )
+            raise InvalidManifest("soc_name and targets say the same", field="soc_name", legal="one of them")
         soc_name = record["soc_name"]
         if not isinstance(soc_name, str):
             raise InvalidManifest(
-                f"{place}soc_name is {soc_name!r}",
+                f"soc_name is {soc_name!r}",
                 field="soc_name",
                 legal="a SoC name such as Ascend950PR_9579",
             )
@@ -237,29 +240,27 @@ def _targets(record: Mapping[str, Any], name: str, node: yaml.Node) -> tuple[Man
     listing = record.get("targets", [])
     legal = 'a list of {soc_name: ..., cann: "..."}'
     if not isinstance(listing, list):
-        raise InvalidManifest(f"{place}targets is no list", field="targets", legal=legal)
+        raise InvalidManifest("targets is no list", field="targets", legal=legal)
     found: list[ManifestTarget] = []
     for item in listing:
         if isinstance(item, str):
             item = {"soc_name": item}
         if not isinstance(item, dict) or not item or set(item) - {"soc_name", "cann"}:
-            raise InvalidManifest(f"{place}a target is {str(item)[:80]}", field="targets", legal=legal)
+            raise InvalidManifest(f"a target is {str(item)[:80]}", field="targets", legal=legal)
         soc_name, cann = item.get("soc_name", ""), item.get("cann", "")
-        require_cann(cann, place)
+        require_cann(cann)
         try:
             found.append(ManifestTarget(target_named(soc_name).soc_name if soc_name else "", cann))
         except KaasError as error:
-            raise InvalidManifest(
-                f"{place}{error.message}", **{**error.details, "field": "targets.soc_name"}
-            ) from None
+            raise InvalidManifest(error.message, **{**error.details, "field": "targets.soc_name"}) from None
     return tuple(dict.fromkeys(found))
 
 
-def require_cann(value: Any, place: str = "") -> None:
+def require_cann(value: Any) -> None:
     """Raise :class:`InvalidManifest` unless ``value`` is a CANN version, or empty."""
     if not isinstance(value, str) or (value and not _CANN.fullmatch(value)):
         legal = 'a version in quotes, such as "9.2.0"'
-        message = f"{place}cann is {str(value)[:80]!r}; legal: {legal}"
+        message = f"cann is {str(value)[:80]!r}; legal: {legal}"
         raise InvalidManifest(message, field="targets.cann", legal=legal)
 
 

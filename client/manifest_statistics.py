@@ -10,7 +10,7 @@ from kaas.client.manifest_document import ManifestDocument
 def statistics(document: ManifestDocument) -> dict[str, Any]:
     """Counts; a kernel is one (spec, target), counted once, and composites count by their stages.
 
-    A composite's weight counts for each of its stages.
+    An entry's weight counts for each of its targets, and a composite's for each of its stages.
     """
     kernels: dict[tuple[bytes, str, str], str] = {}
     weight: dict[str, float] = {}
