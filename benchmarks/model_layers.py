@@ -1,4 +1,7 @@
-"""All kernels of one model layer: compiled on a cold node, then got again by a fresh process."""
+"""All kernels of one model layer: compiled on a cold node, then got again by a fresh process.
+
+They are no row of the table.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from node import Node, running_node
-from statistics_of import human_seconds, summary
+from benchmarks.effort import Effort
+from benchmarks.node import ROOT, Node, pinned_run, running_node
+from benchmarks.outcome import Outcome, Series
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 LAYERS = {"DeepSeek-V3": "deepseek_v3_layer.yaml", "Qwen3-MoE": "qwen3_moe_layer.yaml"}
 FRESH_RANK = """
 import sys, time
@@ -27,56 +30,38 @@ print(time.perf_counter() - start)
 """
 
 
-def _cold(node: Node, manifest: Path) -> dict[str, float]:
-    start = time.perf_counter()
+def measure(effort: Effort) -> Outcome:
+    """Every round is a node with an empty store; the warm side are fresh processes on the same node."""
+    series: dict[str, Series] = {}
+    notes = []
+    for model, name in LAYERS.items():
+        cold, warm = (
+            series.setdefault(f"layers {model}, {side}", Series())
+            for side in ("cold node", "fresh process, warm store")
+        )
+        kernels = 0
+        for _ in range(effort.times(3)):
+            with running_node() as node:
+                seconds, kernels = _cold(node, EXAMPLES / name)
+                cold.samples.append(seconds)
+                for _ in range(effort.times(7, 2)):
+                    printed = pinned_run(["-c", FRESH_RANK, str(EXAMPLES / name)], node.environ)
+                    warm.samples.append(float(printed))
+        notes.append(
+            f"All {kernels} kernels of a {model} layer: "
+            f"{cold.median / warm.median:.0f} times faster from a warm store."
+        )
+    return Outcome(rows=[], series=series, notes=notes)
+
+
+def _cold(node: Node, manifest: Path) -> tuple[float, int]:
+    begin = time.perf_counter()
     command = [sys.executable, "-m", "kaas.client.cli", "prewarm", str(manifest), "--json"]
     done = subprocess.run(
         command, env=node.environ, stdout=subprocess.PIPE, text=True, check=True, timeout=900
     )
-    wall = time.perf_counter() - start
+    wall = time.perf_counter() - begin
     last = json.loads(done.stdout.splitlines()[-1])
-    return {"wall": wall, "kernels": float(last["total"]), "ready": float(last["ready"])}
-
-
-def _warm(node: Node, manifest: Path) -> float:
-    command = [sys.executable, "-c", FRESH_RANK, str(manifest)]
-    done = subprocess.run(
-        command, env=node.environ, stdout=subprocess.PIPE, text=True, check=True, timeout=300
-    )
-    return float(done.stdout)
-
-
-def measure(rounds: int = 3, warm_rounds: int = 7) -> dict[str, Any]:
-    """Every round is a node with an empty store; the warm side are fresh processes on the same node."""
-    result: dict[str, Any] = {}
-    for model, name in LAYERS.items():
-        manifest = EXAMPLES / name
-        cold, warm, kernels = [], [], 0.0
-        for _ in range(rounds):
-            with running_node(soc_name="Ascend950PR_9579") as node:
-                one = _cold(node, manifest)
-                if one["ready"] != one["kernels"]:
-                    raise RuntimeError(f"{one['kernels'] - one['ready']:.0f} kernels of {model} failed")
-                cold.append(one["wall"])
-                kernels = one["kernels"]
-                warm += [_warm(node, manifest) for _ in range(warm_rounds)]
-        result[model] = {"kernels": kernels, "cold": summary(cold), "warm": summary(warm)}
-    return result
-
-
-def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Table rows: what, warm, against cold, ratio."""
-
-    def cell(values: dict[str, float]) -> str:
-        median, low, high = (human_seconds(values[name]) for name in ("median", "p25", "p75"))
-        return f"{median} ({low} to {high})"
-
-    return [
-        (
-            f"all {one['kernels']:.0f} kernels of a {model} layer, in a fresh process",
-            f"warm store: {cell(one['warm'])}",
-            f"cold node, compiled by two workers: {cell(one['cold'])}",
-            f"{one['cold']['median'] / one['warm']['median']:.0f} x faster",
-        )
-        for model, one in result.items()
-    ]
+    if last["ready"] != last["total"]:
+        raise RuntimeError(f"{last['total'] - last['ready']} kernels failed")
+    return wall, int(last["total"])

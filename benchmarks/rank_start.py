@@ -1,128 +1,147 @@
-"""A rank's cold start: process start to callable kernel, warm caches, kaas against TileLang alone.
+"""Rows 1a and 1b: a rank's first kernel from a warm node, against TileLang's own disk cache.
 
-Both sides start a fresh interpreter which loads torch (a rank has it anyway), asks for the same GEMM and
-prints when the kernel was callable. kaas reads the node's store; TileLang reads its own disk
-cache with the same toolkit as compiler. The two are interleaved.
+1a: a fresh interpreter has loaded torch (a rank has it anyway), asks for a GEMM and says when it was
+callable, imports of kaas or TileLang included. 1b: a fresh interpreter has imported torch, TileLang and kaas
+and has got another kernel from both, so that what either imports late is loaded; then the first kernel is
+timed on both sides, in turns. Either side starts from the spec: TileLang traces the program before it can
+look it up.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import json
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
-from node import Node, running_node
-from statistics_of import human_seconds, summary
+from benchmarks.effort import Effort
+from benchmarks.node import CLIENT_CORE, DAEMON_CORE, pinned_run, running_node
+from benchmarks.outcome import Check, Outcome, Row, Series
+from benchmarks.tilelang_side import tilelang_environment
 
-from kaas.cache.environment_file import read_environment
-
-CLOCK = """
-import resource, time
+_CLOCK = """
+import json, os, time
 def now():
     return time.clock_gettime(time.CLOCK_MONOTONIC)
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+import torch
 """
-REPORT = 'print("CALLABLE", now(), loaded, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)'
-SPEC = "GemmSpec(n=1024, k=1024, m=1024)"
-KAAS = f"""
+_SAY = "\nprint(json.dumps([now() - loaded, resident() - before]))"
+_KAAS = """
+before, loaded = resident(), now()
 from kaas import GemmSpec, get_kernel
-kernel = get_kernel({SPEC})
+kernel = get_kernel(GemmSpec(n=1024, k=1024, m=1024), strict=STRICT)
 assert callable(kernel)
 """
-TILELANG = f"""
+_TILELANG = """
+before, loaded = resident(), now()
 import tilelang
 from tvm.target import Target
 from kaas.kernel_library.families.gemm import GemmSpec, build
 from kaas.kernel_library.targets import target_named
-with Target({{"kind": "ascend"}}):
-    built = build({SPEC}, target_named("Ascend950PR_9579"))
+with Target({"kind": "ascend"}):
+    built = build(GemmSpec(n=1024, k=1024, m=1024), target_named("Ascend950PR_9579"))
     kernel = tilelang.compile(built.prim_func, target="ascend", pass_configs=built.pass_configs)
 assert callable(kernel)
 """
+_BOTH = """
+import sys
+import tilelang
+from tvm.target import Target
+from kaas import GemmSpec, get_kernel
+from kaas.kernel_library.families.gemm import build
+from kaas.kernel_library.targets import target_named
+target = target_named("Ascend950PR_9579")
+traced = 0.0
+def with_tilelang(spec):
+    global traced
+    begin = now()
+    with Target({"kind": "ascend"}):
+        built = build(spec, target)
+        traced = now() - begin
+        return tilelang.compile(built.prim_func, target="ascend", pass_configs=built.pass_configs)
+other, spec = GemmSpec(n=512, k=1024, m=1024), GemmSpec(n=1024, k=1024, m=1024)
+with_tilelang(other), get_kernel(other, strict=STRICT)
+found = {}
+for side in SIDES:
+    begin = now()
+    kernel = get_kernel(spec, strict=STRICT) if side == "kaas" else with_tilelang(spec)
+    found[side] = now() - begin
+    assert callable(kernel)
+found["trace"] = traced
+print(json.dumps(found))
+"""
 
 
-def _start(body: str, environ: dict[str, str], *, with_torch: bool) -> dict[str, float]:
-    """Run one rank: seconds from process start and from the end of torch's import, and peak RSS (KiB)."""
-    code = "\n".join((CLOCK, "import torch" if with_torch else "", "loaded = now()", body, REPORT))
-    before = time.clock_gettime(time.CLOCK_MONOTONIC)
-    finished = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False, timeout=300
-    )
-    line = next((text for text in finished.stdout.splitlines() if text.startswith("CALLABLE")), None)
-    if finished.returncode or line is None:
-        raise RuntimeError(f"a rank failed:\n{finished.stdout}\n{finished.stderr}")
-    _, ready, loaded, rss = line.split()
-    return {
-        "total": float(ready) - before,
-        "after_torch": float(ready) - float(loaded),
-        "rss_kib": float(rss),
-    }
-
-
-def measure(rounds: int = 9) -> dict[str, Any]:
-    """Interleaved cold starts of both sides."""
+def measure(effort: Effort) -> Outcome:
+    """Interleaved starts of all sides, pinned to one core."""
+    series = {
+        name: Series()
+        for name in ("1a kaas", "1a tilelang", "1b kaas", "1b tilelang", "1b tilelang, tracing alone")
+    } | {"1a memory above torch": Series(unit="MB")}
     with (
-        running_node(soc_name="Ascend950PR_9579") as node,
-        tempfile.TemporaryDirectory(prefix="tilelang-") as cache,
+        running_node(core=DAEMON_CORE) as node,
+        tempfile.TemporaryDirectory(prefix="kaas-bench-tilelang-") as cache,
     ):
-        tilelang_environ = _tilelang_environment(node, Path(cache))
-        sides = {"kaas": (KAAS, node.environ), "tilelang": (TILELANG, tilelang_environ)}
-        for body, environ in sides.values():
-            _start(body, environ, with_torch=True)  # fill the caches
-        samples: dict[str, list[dict[str, float]]] = {
-            "kaas": [],
-            "tilelang": [],
-            "kaas_without_torch": [],
-            "torch_only": [],
-        }
-        for _ in range(rounds):
-            for name, (body, environ) in sides.items():
-                samples[name].append(_start(body, environ, with_torch=True))
-            samples["kaas_without_torch"].append(_start(KAAS, node.environ, with_torch=False))
-            samples["torch_only"].append(_start("", node.environ, with_torch=True))
-    result: dict[str, Any] = {
-        name: {field: summary([sample[field] for sample in rows]) for field in rows[0]}
-        for name, rows in samples.items()
-    }
-    result["ratio_after_torch"] = (
-        result["tilelang"]["after_torch"]["median"] / result["kaas"]["after_torch"]["median"]
-    )
-    result["ratio_total"] = result["tilelang"]["total"]["median"] / result["kaas"]["total"]["median"]
-    result["kaas_extra_rss_mib"] = (
-        result["kaas"]["rss_kib"]["median"] - result["torch_only"]["rss_kib"]["median"]
-    ) / 1024
-    return result
+        environ = {**node.environ, **tilelang_environment(node, Path(cache))}
+
+        def start(body: str) -> str:
+            return pinned_run(["-c", _CLOCK + body], environ, core=CLIENT_CORE).splitlines()[-1]
+
+        # Fill both caches, and load every compiled module once.
+        start(_BOTH.replace("STRICT", "False").replace("SIDES", "('kaas', 'tilelang')"))
+        kaas = _KAAS.replace("STRICT", "True") + _SAY
+        for body in (kaas, _TILELANG + _SAY):
+            start(body)
+        for turn in range(effort.times(15, 3)):
+            for _ in range(2):
+                seconds, memory = json.loads(start(kaas))
+                series["1a kaas"].samples.append(seconds)
+                series["1a memory above torch"].samples.append(memory / 1e6)
+            series["1a tilelang"].samples.append(json.loads(start(_TILELANG + _SAY))[0])
+            sides = ("kaas", "tilelang") if turn % 2 else ("tilelang", "kaas")
+            both = json.loads(start(_BOTH.replace("STRICT", "True").replace("SIDES", repr(sides))))
+            series["1b kaas"].samples.append(both["kaas"])
+            series["1b tilelang"].samples.append(both["tilelang"])
+            series["1b tilelang, tracing alone"].samples.append(both["trace"])
+    return Outcome(rows=_rows(series), series=series, notes=_notes(series))
 
 
-def _tilelang_environment(node: Node, cache: Path) -> dict[str, str]:
-    environment = read_environment(node.store)
-    assert environment is not None
-    home = environment.locality.toolkit_home
-    return {**os.environ, "BISHENG_HOME": home, "TILELANG_CACHE_DIR": str(cache)}
-
-
-def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Table rows: what, kaas, against, ratio."""
-
-    def cell(side: str, field: str) -> str:
-        values = result[side][field]
-        spread = " to ".join(human_seconds(values[quartile]) for quartile in ("p25", "p75"))
-        return f"{human_seconds(values['median'])} ({spread})"
-
+def _rows(series: dict[str, Series]) -> list[Row]:
+    a, b = (series[f"{row} tilelang"].median / series[f"{row} kaas"].median for row in ("1a", "1b"))
     return [
-        (
-            "rank with torch loaded: imports + first `get_kernel` to callable handle, warm store",
-            cell("kaas", "after_torch"),
-            "TileLang's disk cache: " + cell("tilelang", "after_torch"),
-            f"{result['ratio_after_torch']:.0f} x faster",
+        Row(
+            number="1a",
+            measured="rank with torch loaded: imports and first get_kernel to callable handle, warm store",
+            against="the same through TileLang's disk cache",
+            checks=(
+                Check(what="times faster", value=a, unit="x", direction=">=", target=100, ratio=True),
+                Check(
+                    what="added time", value=series["1a kaas"].median, unit="s", direction="<=", target=0.060
+                ),
+                Check(
+                    what="added memory",
+                    value=series["1a memory above torch"].median,
+                    unit="MB",
+                    direction="<=",
+                    target=20,
+                ),
+            ),
         ),
-        (
-            "whole process, torch's own import included",
-            cell("kaas", "total"),
-            "TileLang: " + cell("tilelang", "total"),
-            f"{result['ratio_total']:.1f} x faster",
+        Row(
+            number="1b",
+            measured="the same with both already imported",
+            against="TileLang's disk hit",
+            checks=(Check(what="times faster", value=b, unit="x", direction=">=", target=20, ratio=True),),
         ),
+    ]
+
+
+def _notes(series: dict[str, Series]) -> list[str]:
+    tracing = series["1b tilelang, tracing alone"].median
+    without = (series["1b tilelang"].median - tracing) / series["1b kaas"].median
+    return [
+        f"Of TileLang's time in row 1b, {1000 * tracing:.1f} ms trace the program; "
+        f"its look-up and load alone take {without:.0f} x kaas's time."
     ]

@@ -1,94 +1,77 @@
-"""Eight ranks that want the same cold kernel at once, against one: compiler starts, CPU seconds, wall."""
+"""Row 6: eight ranks that want the same cold kernel at once, against one.
+
+The ranks are up: they have imported kaas and got another kernel from the daemon, and wait for the word. Every
+round is a kernel that nobody compiled before. Ranks run on one core, the daemon and its compilers on another.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
 import time
-from typing import Any
 
-import psutil
-from node import Node, running_node
-from statistics_of import human_seconds, summary
+from benchmarks.conversation import Child, children
+from benchmarks.effort import Effort
+from benchmarks.node import CLIENT_CORE, DAEMON_CORE, Node, running_node
+from benchmarks.outcome import Check, Outcome, Row, Series
+from benchmarks.process_costs import tree_cpu_s
 
-RANK = """
-import sys, time
-from kaas import GemmSpec, get_kernel
-get_kernel(GemmSpec(m=512, n=int(sys.argv[1]), k=512), timeout=300)
-print(time.clock_gettime(time.CLOCK_MONOTONIC))
-"""
+RANKS = 8
 
 
-def _cold_round(node: Node, n: int, ranks: int) -> dict[str, float]:
-    before = _counters(node)
-    start = time.clock_gettime(time.CLOCK_MONOTONIC)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(n)], env=node.environ, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(ranks)
-    ]
-    finished = [process.communicate(timeout=300)[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise RuntimeError("a rank failed")
-    after = _counters(node)
-    return {
-        "wall": max(float(text) for text in finished) - start,
-        "starts": after["starts"] - before["starts"],
-        "cpu": after["cpu"] - before["cpu"],
+def measure(effort: Effort) -> Outcome:
+    """Rounds of one and of eight ranks in turns."""
+    series = {
+        f"6 {what}, {ranks} rank{'s' if ranks > 1 else ''}": Series(unit=unit)
+        for what, unit in (("wall", "s"), ("CPU", "s"), ("compiler starts", ""))
+        for ranks in (1, RANKS)
     }
-
-
-def _counters(node: Node) -> dict[str, float]:
-    """Compiler starts, and CPU seconds of the daemon with all its descendants, living and reaped."""
-    process = psutil.Process(node.process.pid)
-    cpu = 0.0
-    for member in [process, *process.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = member.cpu_times()
-            cpu += times.user + times.system + times.children_user + times.children_system
-    return {"starts": float(node.log.read_text().count("compiler start")), "cpu": cpu}
-
-
-def measure(rounds: int = 7) -> dict[str, Any]:
-    """Alternate rounds of one and of eight ranks, each on a spec that nobody compiled before."""
-    samples: dict[int, list[dict[str, float]]] = {1: [], 8: []}
-    with running_node(soc_name="Ascend950PR_9579") as node:
+    with (
+        running_node(core=DAEMON_CORE) as node,
+        children(RANKS, "rank_process", node.environ, lambda number: CLIENT_CORE) as ranks,
+    ):
         n = 256
-        _cold_round(node, n, 1)
-        for _ in range(rounds):
-            for ranks in samples:
+        for child in ranks:  # each has spoken to the daemon: a spec that is already compiled, then a new one
+            n += 16
+            child.ask(_spec(n))
+        for turn in range(effort.times(11, 3)):
+            for count in (1, RANKS) if turn % 2 else (RANKS, 1):
                 n += 16
-                samples[ranks].append(_cold_round(node, n, ranks))
-    result: dict[str, Any] = {
-        str(ranks): {field: summary([row[field] for row in rows_]) for field in rows_[0]}
-        for ranks, rows_ in samples.items()
+                taken = _round(node, ranks[:count], n)
+                for what, value in taken.items():
+                    series[f"6 {what}, {count} rank{'s' if count > 1 else ''}"].samples.append(value)
+    return Outcome(rows=[_row(series)], series=series)
+
+
+def _spec(n: int) -> dict[str, int]:
+    return {"n": n, "k": 512, "m": 512}
+
+
+def _round(node: Node, ranks: list[Child], n: int) -> dict[str, float]:
+    started, cpu = len(node.events("compiler start")), tree_cpu_s(node.process.pid)
+    for child in ranks:
+        child.tell(_spec(n))
+    answers = [child.answer() for child in ranks]
+    time.sleep(0.1)  # workers are reaped
+    return {
+        "wall": max(one["end"] for one in answers) - min(one["begin"] for one in answers),
+        "CPU": tree_cpu_s(node.process.pid) - cpu + sum(one["cpu"] for one in answers),
+        "compiler starts": float(len(node.events("compiler start")) - started),
     }
-    result["ratio"] = {
-        field: result["8"][field]["median"] / result["1"][field]["median"]
-        for field in ("wall", "cpu", "starts")
+
+
+def _row(series: dict[str, Series]) -> Row:
+    many, one = f"{RANKS} ranks", "1 rank"
+    ratio = {
+        what: series[f"6 {what}, {many}"].median / series[f"6 {what}, {one}"].median
+        for what in ("wall", "CPU")
     }
-    return result
-
-
-def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Table rows: what, kaas, against, ratio."""
-
-    def cell(ranks: str) -> str:
-        values = result[ranks]
-        return (
-            f"{values['starts']['median']:.0f} compile, {human_seconds(values['wall']['median'])} wall "
-            f"({human_seconds(values['wall']['p25'])} to {human_seconds(values['wall']['p75'])}), "
-            f"{human_seconds(values['cpu']['median'])} CPU"
-        )
-
-    ratio = result["ratio"]
-    return [
-        (
-            "8 ranks, same cold key at once",
-            cell("8"),
-            "1 rank: " + cell("1"),
-            f"{ratio['starts']:.0f} x compiles, {ratio['wall']:.2f} x wall, {ratio['cpu']:.2f} x CPU",
-        )
-    ]
+    most = max(series[f"6 compiler starts, {many}"].samples)
+    return Row(
+        number="6",
+        measured=f"{RANKS} ranks at once, same cold key",
+        against="1 rank (without a daemon: 8 compiler starts)",
+        checks=(
+            Check(what="compiler starts", value=most, unit="", direction="==", target=1, ratio=True),
+            Check(what="CPU", value=ratio["CPU"], unit="x", direction="<=", target=1.2, ratio=True),
+            Check(what="wall", value=ratio["wall"], unit="x", direction="<=", target=1.2, ratio=True),
+        ),
+    )

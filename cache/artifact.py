@@ -12,16 +12,23 @@ byte of a file lies outside some check. The passport part is the passport's cano
 is the kernel's key. A reader takes a private copy in one read, which measured as fast as a mapping once every
 byte is hashed; afterwards neither a replaced, truncated or overwritten file nor a failing disk can
 change the bytes behind a live artifact or kill the process that holds it.
+
+When it takes that copy depends on the file's mark. The store's owner verifies an artifact and sets the file's
+modification time to the time of creation in its head (:func:`mark_verified`); whatever writes to the file
+later moves that time. A file with its mark is opened by checking header and passport, and copied and verified
+whole when a part of it is first needed; any other file at once.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import math
 import os
 import stat
 import struct
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +58,7 @@ MAX_PART_BYTES = {
 
 _HEAD = struct.Struct("<8sIIQdd")
 _PART = struct.Struct("<QQQQ32s")
+_HEAD_AND_PASSPORT = struct.Struct(_HEAD.format + _PART.format[1:])
 _CHECKSUM_BYTES = 32
 HEADER_BYTES = _HEAD.size + len(PARTS) * _PART.size + _CHECKSUM_BYTES
 MAX_FILE_BYTES = HEADER_BYTES + PAGE_BYTES + sum(MAX_PART_BYTES.values())
@@ -58,6 +66,11 @@ MAX_FILE_BYTES = HEADER_BYTES + PAGE_BYTES + sum(MAX_PART_BYTES.values())
 _RAW = 0
 _ZLIB = 1
 _COMPRESS_ABOVE_BYTES = 4096
+
+_FIRST_READ_BYTES = 8192
+"""Of a marked file: header and passport of most kernels."""
+
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,45 +88,116 @@ class _Part(NamedTuple):
     digest: bytes
 
 
-_PASSPORT_DECODER = msgspec.json.Decoder(Passport)
-_METADATA_DECODER = msgspec.json.Decoder(_Metadata)
+@functools.cache
+def _decoder(record: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    """Made when first needed, which for a marked file is its first use: it costs as much as many opens."""
+    return msgspec.json.Decoder(record)
 
 
 class Artifact:
-    """One verified kernel: ``image`` is the device binary, ``source`` the Ascend C, ``log`` the compiler's.
+    """One kernel: ``image`` is the device binary, ``source`` the Ascend C, ``log`` the compiler's.
 
-    Every byte was checked when it was opened. Its bytes are the process's own and never change.
+    Every byte is checked before it is returned, and is the process's own from then on: it never changes.
+    The properties raise :class:`ArtifactDamaged` only for artifacts of :func:`open_marked`.
     """
 
     __slots__ = (
+        "_created_unix",
         "_data",
+        "_file",
+        "_launch_and_choices",
         "_origin",
         "_parts",
-        "choices",
-        "compile_seconds",
-        "created_unix",
+        "_passport",
+        "_seconds",
         "key",
-        "launch",
-        "passport",
         "size_bytes",
     )
 
     def __init__(self, data: bytes, *, expected_key: str | None = None, origin: str = "artifact") -> None:
         self._origin = origin
+        self._file: _MarkedFile | None = None
         self._data: bytes | None = data
         self.size_bytes: int = len(data)
-        self.created_unix, self.compile_seconds, self._parts = _verified_parts(data, origin)
-        self.passport: Passport = self._decoded_json("passport", _PASSPORT_DECODER)
-        self.key: KernelKey = KernelKey(self._parts["passport"].digest.hex())
-        if self.passport.key() != self.key:
-            raise _damaged(origin, "passport", "the passport is not in canonical form")
-        if expected_key is not None and self.key != expected_key:
+        self.key: KernelKey
+        self._verify(data, expected_key)
+
+    @classmethod
+    def marked(cls, file: _MarkedFile, key: str, origin: str) -> Artifact:
+        """The artifact of a file that carries its mark and whose header and passport are ``key``'s."""
+        self = cls.__new__(cls)
+        self._origin = origin
+        self._file = file
+        self._data = None
+        self.size_bytes = file.size_bytes
+        self.key = KernelKey(key)
+        return self
+
+    def _verify(self, data: bytes, expected_key: str | None) -> None:
+        self._created_unix, self._seconds, self._parts = _verified_parts(data, self._origin)
+        passport: Passport = self._decoded_json("passport", _decoder(Passport))
+        key = KernelKey(self._parts["passport"].digest.hex())
+        if passport.key() != key:
+            raise _damaged(self._origin, "passport", "the passport is not in canonical form")
+        if expected_key is not None and key != expected_key:
             raise _damaged(
-                origin, "passport", "it belongs to another kernel", expected=expected_key, found=self.key
+                self._origin, "passport", "it belongs to another kernel", expected=expected_key, found=key
             )
-        metadata: _Metadata = self._decoded_json("metadata", _METADATA_DECODER)
-        self.launch: LaunchMetadata = metadata.launch
-        self.choices: dict[str, Any] = metadata.choices
+        metadata: _Metadata = self._decoded_json("metadata", _decoder(_Metadata))
+        self.key = key
+        self._passport = passport
+        self._launch_and_choices = metadata
+
+    def take(self) -> None:
+        """Read and verify a marked file, if that was not done; from then on its bytes are this process's own.
+
+        Raises :class:`ArtifactDamaged` or :class:`StoreUnavailable`.
+        """
+        file = self._file
+        if file is None:
+            return
+        with _taking:
+            if self._file is None:
+                return
+            data = file.read(self._origin)
+            self._data = data
+            try:
+                self._verify(data, self.key)
+            except ArtifactDamaged:
+                self._data = None
+                raise
+            self._file = None
+        file.close()
+
+    @property
+    def passport(self) -> Passport:
+        """Everything that decided the kernel's bytes."""
+        self.take()
+        return self._passport
+
+    @property
+    def launch(self) -> LaunchMetadata:
+        """Entry, grid, and the parameters in call order."""
+        self.take()
+        return self._launch_and_choices.launch
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What the builder chose, JSON-able."""
+        self.take()
+        return self._launch_and_choices.choices
+
+    @property
+    def created_unix(self) -> float:
+        """When the kernel was made."""
+        self.take()
+        return self._created_unix
+
+    @property
+    def compile_seconds(self) -> float:
+        """How long that took."""
+        self.take()
+        return self._seconds
 
     @property
     def image(self) -> memoryview:
@@ -133,6 +217,8 @@ class Artifact:
     def close(self) -> None:
         """Let go of the bytes; views already taken stay valid. Closing twice is harmless."""
         self._data = None
+        if self._file is not None:
+            self._file.close()
 
     def __enter__(self) -> Artifact:
         return self
@@ -144,24 +230,134 @@ class Artifact:
         return f"<Artifact {self.key[:12]} {self.size_bytes} bytes>"
 
     def _stored(self, name: str) -> memoryview:
+        self.take()
         if self._data is None:
             raise ValueError("the artifact is closed")
         part = self._parts[name]
         return memoryview(self._data)[part.offset : part.offset + part.stored_bytes]
 
     def _decoded_json(self, name: str, decoder: msgspec.json.Decoder[Any]) -> Any:
+        assert self._data is not None
+        part = self._parts[name]
+        stored = memoryview(self._data)[part.offset : part.offset + part.stored_bytes]
         try:
-            return decoder.decode(self._stored(name))
+            return decoder.decode(stored)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _damaged(self._origin, name, f"not what this version writes: {error}") from None
 
     def _text(self, name: str) -> str:
-        part, stored = self._parts[name], self._stored(name)
+        stored = self._stored(name)
+        part = self._parts[name]
         content = bytes(stored) if part.encoding == _RAW else _inflate(stored, part, name, self._origin)
         try:
             return content.decode()
         except UnicodeDecodeError:
             raise _damaged(self._origin, name, "it is not UTF-8") from None
+
+
+class _MarkedFile:
+    """An open file whose bytes are taken later; it stays readable when its name goes."""
+
+    __slots__ = ("_descriptor", "size_bytes")
+
+    most_open = max(os.sysconf("SC_OPEN_MAX") // 4, 0)
+    """A process has other uses for its descriptors; beyond this, files are read at once."""
+    open_count = 0
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        self._descriptor = descriptor
+        self.size_bytes = size_bytes
+        _MarkedFile.open_count += 1
+
+    def read(self, origin: str) -> bytes:
+        """All of the file as it is now. Raises :class:`ArtifactDamaged` or :class:`StoreUnavailable`."""
+        if self._descriptor < 0:
+            raise ValueError("the artifact is closed")
+        try:
+            return _read_all(self._descriptor, self.size_bytes)
+        except OSError as error:
+            raise _open_error(origin, error) from None
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            _MarkedFile.open_count -= 1
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_taking = threading.Lock()
+"""Held while a marked file is read: a descriptor that another thread closed may be another file's."""
+
+
+def _renew_lock_in_child() -> None:
+    global _taking
+    _taking = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock_in_child)
+
+
+def open_marked(path: str, key: str) -> Artifact:
+    """The artifact ``key`` at ``path``, for readers: verified whole before any of it is used.
+
+    A file with its mark is verified when it is first needed, any other now. Raises what
+    :func:`open_artifact` raises.
+    """
+    try:
+        descriptor = os.open(path, _OPEN_FLAGS)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _open_error(path, error) from None
+    try:
+        status = os.fstat(descriptor)
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode) or size < HEADER_BYTES:
+            return open_artifact(path, key)
+        start = os.pread(descriptor, _FIRST_READ_BYTES, 0)
+        head = _HEAD_AND_PASSPORT.unpack_from(start)
+        offset, passport_bytes, digest = head[6], head[7], head[10]
+        header_end = HEADER_BYTES - _CHECKSUM_BYTES
+        if (
+            status.st_mtime_ns == _mark_ns(head[4])
+            and head[1] == FORMAT_VERSION
+            and head[3] == size
+            and hashlib.sha256(start[:header_end]).digest() == start[header_end:HEADER_BYTES]
+            and digest.hex() == key
+            and hashlib.sha256(start[offset : offset + passport_bytes]).digest() == digest
+            and _MarkedFile.open_count < _MarkedFile.most_open
+        ):
+            artifact = Artifact.marked(_MarkedFile(descriptor, size), key, path)
+            descriptor = -1
+            return artifact
+    except (OSError, struct.error):
+        pass  # open_artifact says what is wrong with it
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return open_artifact(path, key)
+
+
+def mark_verified(path: str | os.PathLike[str], created_unix: float) -> None:
+    """Mark the file of an artifact that has just been verified. Raises ``OSError``.
+
+    Only the file's owner can; whoever else opens it, or writes to it, cannot set that time again.
+    """
+    mark = _mark_ns(created_unix)
+    os.utime(path, ns=(mark, mark), follow_symlinks=False)
+
+
+def is_marked(status: os.stat_result, created_unix: float) -> bool:
+    """Whether a file with this ``status`` carries the mark of an artifact of that time."""
+    return status.st_mtime_ns == _mark_ns(created_unix)
+
+
+def _mark_ns(created_unix: float) -> int:
+    # Microseconds: what a float of seconds since 1970 holds exactly enough to give one number everywhere.
+    return int(created_unix * 1e6) * 1000 if -1e12 < created_unix < 1e12 else -1
 
 
 def open_artifact(path: str | os.PathLike[str], expected_key: str | None = None) -> Artifact:
@@ -226,7 +422,7 @@ def encode_artifact(
 
 def _read_file(path: str) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, _OPEN_FLAGS)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -237,16 +433,21 @@ def _read_file(path: str) -> bytes:
             raise _damaged(path, "file", "it is not a regular file")
         if not HEADER_BYTES <= status.st_size <= MAX_FILE_BYTES:
             raise _damaged(path, "file", f"no artifact has {status.st_size} bytes")
-        chunks: list[bytes] = []
-        wanted = status.st_size + 1
-        while wanted and (chunk := os.read(descriptor, wanted)):
-            chunks.append(chunk)
-            wanted -= len(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return _read_all(descriptor, status.st_size)
     except OSError as error:
         raise _open_error(path, error) from None
     finally:
         os.close(descriptor)
+
+
+def _read_all(descriptor: int, size: int) -> bytes:
+    """The file from its start, one byte beyond ``size`` if there is more."""
+    chunks: list[bytes] = []
+    end = 0
+    while end <= size and (chunk := os.pread(descriptor, size + 1 - end, end)):
+        chunks.append(chunk)
+        end += len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _open_error(path: str, error: OSError) -> ArtifactDamaged | PermissionDenied | StoreUnavailable:

@@ -8,11 +8,12 @@ time.
 from __future__ import annotations
 
 import bisect
+import itertools
 import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kaas.cache.layout import StoreLayout, require_key
 from kaas.cache.shadow import IndexShadow, ShadowBusyError, ShadowLostError
 from kaas.cache.store import Store
 from kaas.proto.canonical import canonical_json
-from kaas.proto.errors import InvalidRequest
+from kaas.proto.errors import InvalidRequest, KaasError
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,6 +35,13 @@ Rows = list[Row]
 
 FLUSH_INTERVAL_S = 5.0
 """How long a change may stay unwritten; losing it costs one artifact read, or some hits, at a restart."""
+
+
+ROWS_PER_FLUSH = 1000
+"""Rows written at once at most while serving, so that nobody waits long for the index."""
+
+ROWS_PER_STEP = 1000
+STEP_BUDGET_S = 0.005
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -66,6 +74,7 @@ class KernelIndex:
         self._entries: dict[str, _Entry] = {}
         self._order: list[tuple[float, str]] = []
         self._unwritten: set[str] = set()
+        self._forgotten: set[str] | None = None  # while rebuilding: kernels that went meanwhile
         self._flushed = clock()
         self.trouble: str | None = None
         """Why the last write to disk failed; ``None`` when it did not."""
@@ -76,23 +85,63 @@ class KernelIndex:
     def rebuild(self, store: Store, summarize: Callable[[Artifact], Row]) -> None:
         """Bring the index in line with ``store``: rows of absent kernels go, missing rows are read anew.
 
-        A damaged artifact met on the way is quarantined by the store and gets no row.
+        A damaged artifact met on the way is quarantined by the store and gets no row. Where the store cannot
+        be listed, the rows that are known of it stay.
         """
-        known = self._read_shadow()
-        recorded, self._entries = self._entries, {}
-        for key in store.keys():  # noqa: SIM118 (not a mapping)
-            entry = recorded.get(key) or known.get(key)
-            if entry is None:
-                artifact = store.load(key)
-                if artifact is None:
-                    continue
-                with artifact:
-                    entry = _entry(summarize(artifact))
-                self._unwritten.add(key)
-            self._entries[key] = entry
-        self._unwritten |= known.keys() - self._entries.keys()
-        self._order = sorted(map(_position, self._entries.values()))
-        self.flush()
+        for _ in self.rebuilding(store, summarize):
+            pass
+
+    def rebuilding(self, store: Store, summarize: Callable[[Artifact], Row]) -> Iterator[None]:
+        """:meth:`rebuild` in steps of bounded work; all other calls are welcome between any two.
+
+        Lists are short until the last step; kernels recorded, used or forgotten meanwhile stay so.
+        """
+        self._forgotten = set()
+        try:
+            known: dict[str, _Entry] = {}
+            for rows in self._read_shadow():
+                if rows is None:
+                    known.clear()
+                else:
+                    known |= rows
+                yield
+            recorded = set(self._entries)
+            present: set[str] = set()
+            reading = time.monotonic()
+            listing = _Listing(store)
+            for number, key in enumerate(listing):
+                present.add(key)
+                if key not in self._entries and key not in self._forgotten:
+                    entry = known.get(key)
+                    if entry is None:
+                        entry = self._read_entry(store, key, summarize)
+                    if entry is not None:
+                        self._entries[key] = entry
+                if number % ROWS_PER_STEP == 0 or time.monotonic() - reading > STEP_BUDGET_S:
+                    yield
+                    reading = time.monotonic()
+            # What was there before and is not any more; what came while we looked may have been overlooked.
+            if listing.is_whole:
+                for key in recorded - present:
+                    self._entries.pop(key, None)
+            else:
+                unseen = known.keys() - self._entries.keys() - self._forgotten
+                self._entries |= {key: known[key] for key in unseen - present}
+            self._unwritten |= known.keys() - self._entries.keys()
+            self._order = sorted(map(_position, self._entries.values()))
+        finally:
+            self._forgotten = None
+        yield
+        while self._unwritten and self.flush(ROWS_PER_FLUSH):
+            yield
+
+    def _read_entry(self, store: Store, key: str, summarize: Callable[[Artifact], Row]) -> _Entry | None:
+        artifact = store.load(key)
+        if artifact is None:
+            return None
+        with artifact:
+            self._unwritten.add(key)
+            return _entry(summarize(artifact))
 
     def record(self, row: Row) -> None:
         """Add or replace the row of a published kernel; a replaced one keeps its count of hits.
@@ -102,6 +151,8 @@ class KernelIndex:
         """
         entry = _entry({"last_used_unix": self._clock(), **row})
         require_key(entry.key)
+        if self._forgotten is not None:
+            self._forgotten.discard(entry.key)
         before = self._entries.get(entry.key)
         if before is not None:
             entry.hits = max(entry.hits, before.hits)
@@ -110,16 +161,18 @@ class KernelIndex:
         bisect.insort(self._order, _position(entry))
         self._changed(entry.key)
 
-    def touch(self, key: str) -> None:
-        """Count a use, in memory; a hit costs no write."""
+    def touch(self, key: str, *, is_hit: bool = True) -> None:
+        """Note a use, in memory; a hit costs no write. One that is no hit is the end of a long use."""
         entry = self._entries.get(key)
         if entry is not None:
-            entry.hits += 1
+            entry.hits += is_hit
             entry.last_used_unix = self._clock()
             self._changed(key)
 
     def forget(self, key: str) -> None:
         """Drop the row of a kernel that is gone."""
+        if self._forgotten is not None:
+            self._forgotten.add(key)
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._unlist(entry)
@@ -129,6 +182,17 @@ class KernelIndex:
         """One row."""
         entry = self._entries.get(key)
         return _row(entry) if entry is not None else None
+
+    def keys(self) -> list[str]:
+        """All keys as they are now."""
+        return list(self._entries)
+
+    def value_facts(self, key: str) -> tuple[float, int, float] | None:
+        """Compile seconds, size in bytes, and when it was last used (or else made)."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        return entry.compile_seconds, entry.size_bytes, entry.last_used_unix or entry.created_unix
 
     def keys_with_prefix(self, prefix: str, *, limit: int) -> list[str]:
         """Up to ``limit`` keys that begin with ``prefix``, in order."""
@@ -175,57 +239,84 @@ class KernelIndex:
             found += [key for key, _ in zip(others, range(limit - len(found)), strict=False)]
         return [_row(self._entries[key]) for key in found]
 
-    def flush(self) -> None:
-        """Write what is unwritten, in one transaction; trouble is kept in :attr:`trouble`, never raised."""
+    def flush(self, limit: int | None = None) -> bool:
+        """Write what is unwritten (or ``limit`` rows of it), in one transaction; whether that worked.
+
+        Trouble is kept in :attr:`trouble`, never raised.
+        """
         self._flushed = self._clock()
-        if not self._unwritten:
-            return
         try:
             try:
-                self._write(self._unwritten)
+                self._write_some(limit)
             except ShadowLostError:
-                self._write(self._entries)
+                self._unwritten = set(self._entries)
+                self._write_some(limit)
         except (ShadowBusyError, ShadowLostError) as error:
             if isinstance(error, ShadowLostError):
                 self._unwritten = set(self._entries)
             if self.trouble is None:
                 _LOG.warning("the index cannot be written, serving goes on without: %s", error)
             self.trouble = str(error)
-            return
-        self._unwritten = set()
+            return False
         self.trouble = None
+        return True
 
     def close(self) -> None:
         """Write what is unwritten."""
         self.flush()
 
-    def _read_shadow(self) -> dict[str, _Entry]:
+    def _read_shadow(self) -> Iterator[dict[str, _Entry] | None]:
+        """Its rows in parts; ``None`` when those before it are not to be trusted after all."""
         try:
-            rows = self._shadow.read()
-            entries = {key: _interned(_ENTRY_DECODER.decode(row)) for key, row in rows.items()}
+            for rows in self._shadow.parts():
+                entries = {key: _interned(_ENTRY_DECODER.decode(row)) for key, row in rows.items()}
+                yield {key: entry for key, entry in entries.items() if entry.key == key}
         except ShadowLostError:
-            return {}
+            self._unwritten |= self._entries.keys()
+            yield None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:  # sealed by us, so by another version
             _LOG.warning("the index has rows of another version: %s", error)
-            return {}
-        return {key: entry for key, entry in entries.items() if entry.key == key}
+            yield None
 
-    def _write(self, keys: set[str] | dict[str, _Entry]) -> None:
+    def _write_some(self, limit: int | None) -> None:
+        keys = self._unwritten
+        if not keys:
+            return
+        if limit is not None and len(keys) > limit:
+            keys = set(itertools.islice(keys, limit))
         entries = self._entries
         self._shadow.write(
             {key: msgspec.json.encode(entries[key]) if key in entries else None for key in keys}
         )
+        self._unwritten = self._unwritten - keys
 
     def _changed(self, key: str) -> None:
         self._unwritten.add(key)
-        if self._clock() - self._flushed >= FLUSH_INTERVAL_S:
-            self.flush()
+        # A clock that was set back must not put off what is due.
+        is_time = not 0 <= self._clock() - self._flushed < FLUSH_INTERVAL_S
+        if is_time or (len(self._unwritten) >= ROWS_PER_FLUSH and self.trouble is None):
+            self.flush(ROWS_PER_FLUSH)
 
     def _unlist(self, entry: _Entry) -> None:
         place = _position(entry)
         number = bisect.bisect_left(self._order, place)
         if number < len(self._order) and self._order[number] == place:
             del self._order[number]
+
+
+class _Listing:
+    """A store's keys, as far as its directories can be listed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.is_whole = True
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            yield from self._store.keys()
+        except KaasError as error:
+            self.is_whole = False
+            _LOG.warning("not every kernel could be looked for: %s", error)
 
 
 def _entry(row: Row) -> _Entry:

@@ -28,7 +28,18 @@ def require_key(text: str) -> str:
 class StoreLayout:
     """Names inside a store. Clients need ``artifact_path`` and ``environment_file``; the daemon all."""
 
-    __slots__ = ("artifacts", "environment_file", "holder_file", "index", "quarantine", "root", "staging")
+    __slots__ = (
+        "artifacts",
+        "audit_file",
+        "environment_file",
+        "holder_file",
+        "index",
+        "older_audit_file",
+        "pins_file",
+        "quarantine",
+        "root",
+        "staging",
+    )
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -38,6 +49,9 @@ class StoreLayout:
         self.staging = self.root / "staging"
         self.quarantine = self.root / "quarantine"
         self.index = self.root / "index"
+        self.pins_file = self.root / "pins.json"
+        self.audit_file = self.root / "audit" / "audit.jsonl"
+        self.older_audit_file = self.root / "audit" / "audit.1.jsonl"
 
     def artifact_path(self, key: str) -> Path:
         """The file of a kernel, there or not. Raises :class:`InvalidRequest` for what is no key."""

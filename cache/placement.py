@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from pathlib import Path
 
 from kaas.cache.atomic import store_error
+from kaas.cache.mounts import mount_of
 from kaas.proto.errors import StoreUnavailable
+
+_LOG = logging.getLogger(__name__)
 
 DIRECTORY_MODE = 0o755
 PRIVATE_MODE = 0o700
 
 
-def prepare_root(root: str | Path) -> Path:
+def prepare_root(root: str | Path, *, allow_network_fs: bool = False) -> Path:
     """The store's real directory: created if need be, owned by this user, writable by nobody else.
 
-    Raises :class:`StoreUnavailable` naming the directory and the cure.
+    Raises :class:`StoreUnavailable` naming the directory and the cure, also for a network file system unless
+    that is allowed.
     """
     named = Path(os.path.abspath(root))  # noqa: PTH100 (must not follow the link that is judged below)
     try:
         _refuse_foreign_link(named)
         real = named.resolve(strict=False)
+        _judge_mount(real, allow_network_fs)
         for ancestor in reversed(real.parents):
             _refuse_open_ancestor(ancestor)
         make_directory(real, DIRECTORY_MODE)
@@ -52,6 +58,21 @@ def require_private(path: Path, mode: int) -> None:
     """A directory inside the store: created with ``mode``; refused if a link or writable by others."""
     make_directory(path, mode)
     _refuse_unsafe(path)
+
+
+def _judge_mount(path: Path, allow_network_fs: bool) -> None:
+    mount = mount_of(path)
+    if mount is None or not mount.is_network:
+        return
+    problem = f"{path} lies on {mount.source} ({mount.type}), a network file system"
+    if not allow_network_fs:
+        raise StoreUnavailable(
+            f"{problem}: other nodes can write there, and locks and renames may not hold",
+            hint="name a local directory with KAAS_STORE, or set allow_network_fs",
+            path=str(path),
+            file_system=mount.type,
+        )
+    _LOG.warning("%s; as allow_network_fs says, it is used all the same", problem)
 
 
 def _refuse_foreign_link(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,15 +42,15 @@ def put_away(
     when even that fails (a read-only file system) it stays, and verification keeps refusing it.
     """
     now = time.time()
-    name = f"{int(now * 1e6):016d}-{key}"
+    name = f"{_next_number(layout, now):016d}-{key}"
     destination = layout.quarantine / name
     try:
-        size = path.lstat().st_size
         try:
-            path.rename(destination)
+            size = _move(layout, path, destination)
         except FileNotFoundError:
-            layout.quarantine.mkdir(mode=0o755, exist_ok=True)
-            path.rename(destination)
+            raise
+        except OSError:  # what passes must not cost the evidence
+            size = _move(layout, path, destination)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -61,19 +62,52 @@ def put_away(
         key=key, reason=reason, when_unix=now, size_bytes=size, file=name, details=details or {}
     )
     _LOG.warning("quarantined kernel %s: %s", key[:12], reason)
+    path, content = layout.quarantine / f"{name}.json", msgspec.json.encode(record)
     try:
-        replace_file(layout.quarantine / f"{name}.json", msgspec.json.encode(record), layout.staging)
+        try:
+            replace_file(path, content, layout.staging)
+        except KaasError:
+            replace_file(path, content, layout.staging)
     except KaasError as error:
         _LOG.warning("the record of %s could not be written: %s", name, error)
     _drop_oldest(layout)
     return record
 
 
+def _next_number(layout: StoreLayout, now: float) -> int:
+    """Microseconds since 1970, or more when the clock was set back: what came last must sort last."""
+    try:
+        newest = _names(layout)[-1].partition("-")[0]
+    except (OSError, IndexError):
+        newest = ""
+    return max(int(now * 1e6), int(newest) + 1 if newest.isdecimal() else 0)
+
+
+def _move(layout: StoreLayout, path: Path, destination: Path) -> int:
+    """Returns the file's size. Raises ``FileNotFoundError`` when it is not there."""
+    size = path.lstat().st_size
+    try:
+        path.rename(destination)
+    except FileNotFoundError:
+        layout.quarantine.mkdir(mode=0o755, exist_ok=True)
+        path.rename(destination)
+    return size
+
+
 def quarantined(layout: StoreLayout) -> Iterator[QuarantineRecord]:
-    """All records that can be read, oldest first."""
-    for path in sorted(layout.quarantine.glob("*.json")):
-        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-            yield msgspec.json.decode(path.read_bytes(), type=QuarantineRecord)
+    """All records that can be read, oldest first. Raises ``OSError`` when they cannot be listed."""
+    try:
+        names = _names(layout)
+    except FileNotFoundError:
+        return
+    for name in names:
+        if name.endswith(".json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+                yield msgspec.json.decode((layout.quarantine / name).read_bytes(), type=QuarantineRecord)
+
+
+def _names(layout: StoreLayout) -> list[str]:
+    return sorted(os.listdir(layout.quarantine))  # noqa: PTH208 (only names are wanted)
 
 
 def _drop_oldest(layout: StoreLayout) -> None:

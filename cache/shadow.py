@@ -11,8 +11,10 @@ import logging
 import os
 import shutil
 import sqlite3
+import stat
 import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import diskcache
@@ -22,9 +24,10 @@ from kaas.cache.layout import StoreLayout, is_key
 
 _LOG = logging.getLogger(__name__)
 
-SCHEMA = "kaas kernel index 2"
+SCHEMA = "kaas kernel index 3"
 """Raised whenever the rows change; a shadow of another schema is deleted."""
 
+ROWS_AT_ONCE = 1000
 _SCHEMA_ROW = "schema"
 _RAW = 1  # diskcache's mode for plain SQLite values
 _LOCK_TIMEOUT_S = 0.5
@@ -57,7 +60,7 @@ class ShadowLostError(Exception):
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One value: a row and the CRC-32 of exactly those bytes."""
+    """One value: a row and the CRC-32 of its key and exactly those bytes."""
 
     crc: int
     row: msgspec.Raw
@@ -113,11 +116,28 @@ class IndexShadow:
 
     def read(self) -> dict[str, bytes]:
         """Every row, all intact. Raises :class:`ShadowLostError` otherwise; the shadow is then deleted."""
+        found: dict[str, bytes] = {}
+        for rows in self.parts():
+            found |= rows
+        return found
+
+    def parts(self) -> Iterator[dict[str, bytes]]:
+        """:meth:`read` a bounded number of rows at a time; raises perhaps after some of them."""
         if not os.path.lexists(self._layout.index):
-            return {}
+            return
         try:
             with self._opened() as cache:
-                return {key: _unsealed(cache[key]) for key in cache if _is_row(key)}
+                expected = len(cache)
+            last, number = -1, 0
+            while True:
+                rows, last, found = _rows_after(str(self._layout.index / "cache.db"), last)
+                number += found
+                if not found:
+                    break
+                if rows:
+                    yield rows
+            if number != expected:  # rows that SQLite passes over could never be written again either
+                raise ForeignRowError(f"{number} rows are found where {expected} are counted")
         except Exception as error:  # sqlite, OS, foreign or garbled rows: any damage at all
             raise self._lost(error) from error
 
@@ -132,7 +152,7 @@ class IndexShadow:
                     if row is None:
                         cache.delete(key)
                     else:
-                        cache.set(key, _sealed(row))
+                        cache.set(key, _sealed(key, row))
         except Exception as error:  # as above
             if _is_passing(error):
                 raise ShadowBusyError(str(error)) from error
@@ -164,12 +184,28 @@ class IndexShadow:
             self._layout.index.rename(doomed)
         except OSError:
             doomed = self._layout.index
-        if doomed.is_dir() and not doomed.is_symlink():
-            shutil.rmtree(doomed, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what cannot be removed now is found unusable again
+            if stat.S_ISDIR(doomed.lstat().st_mode):
+                shutil.rmtree(doomed, ignore_errors=True)
+            else:
                 doomed.unlink()
         return ShadowLostError(str(error))
+
+
+def indexed_keys(layout: StoreLayout) -> set[str] | None:
+    """Keys of all rows, unchecked and without changing anything; ``None`` when they cannot be read."""
+    found: set[str] = set()
+    last = -1
+    try:
+        while True:
+            # A database that nobody has open is read without making SQLite's files beside it.
+            is_at_rest = not (layout.index / "cache.db-wal").exists()
+            rows, last, count = _rows_after(str(layout.index / "cache.db"), last, is_at_rest=is_at_rest)
+            if not count:
+                return found
+            found |= rows.keys()
+    except Exception:  # as in IndexShadow
+        return None
 
 
 def _probe_lock(database: str) -> None:
@@ -180,6 +216,32 @@ def _probe_lock(database: str) -> None:
         connection.execute("ROLLBACK")
     finally:
         connection.close()
+
+
+def _rows_after(database: str, last: int, *, is_at_rest: bool = False) -> tuple[dict[str, bytes], int, int]:
+    """The next rows by row number, checked like :class:`JsonOnlyDisk` checks them; one query for all.
+
+    Returns the rows, the last row's number, and how many rows there were, the schema's included.
+    """
+    address = f"{Path(database).as_uri()}?mode=ro{'&immutable=1' * is_at_rest}"
+    connection = sqlite3.connect(address, uri=True, timeout=_LOCK_TIMEOUT_S)
+    try:
+        found = connection.execute(
+            "SELECT rowid, key, raw, mode, filename, value FROM Cache WHERE rowid > ? ORDER BY rowid LIMIT ?",
+            (last, ROWS_AT_ONCE),
+        ).fetchall()
+    finally:
+        connection.close()
+    rows: dict[str, bytes] = {}
+    for number, key, raw, mode, filename, value in found:
+        last = number
+        if not raw:
+            raise ForeignRowError("a key is not plain text")
+        if mode != _RAW or filename is not None:
+            raise ForeignRowError(f"a row is stored in mode {mode}, not as text")
+        if _is_row(_text(key)):
+            rows[key] = _unsealed(key, _text(value))
+    return rows, last, len(found)
 
 
 def _is_passing(error: Exception) -> bool:
@@ -198,14 +260,18 @@ def _is_row(key: str) -> bool:
     return True
 
 
-def _sealed(row: bytes) -> str:
-    return msgspec.json.encode(_Sealed(crc=zlib.crc32(row), row=msgspec.Raw(row))).decode()
+def _checksum(key: str, row: bytes) -> int:
+    return zlib.crc32(row, zlib.crc32(key.encode()))
 
 
-def _unsealed(text: str) -> bytes:
+def _sealed(key: str, row: bytes) -> str:
+    return msgspec.json.encode(_Sealed(crc=_checksum(key, row), row=msgspec.Raw(row))).decode()
+
+
+def _unsealed(key: str, text: str) -> bytes:
     sealed = _SEALED_DECODER.decode(text)
     row = bytes(sealed.row)
-    if zlib.crc32(row) != sealed.crc:
+    if _checksum(key, row) != sealed.crc:
         raise ForeignRowError("a row's checksum differs")
     return row
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kaas.client.handle import KernelHandle
     from kaas.client.kernel_chain import KernelChain
     from kaas.client.kernel_client import KernelClient
+    from kaas.client.priority import Priority
     from kaas.kernel_library.composite import CompositeSpec
     from kaas.kernel_library.spec import KernelSpec
 
@@ -24,13 +25,17 @@ def get_kernel(
     timeout: float | None = 600,
     strict: bool = False,
     soc_name: str | None = None,
+    priority: Priority | None = None,
 ) -> KernelHandle:
     """The kernel of ``spec`` on this node: from this process, else the node's store, else the daemon.
 
     Store hits need no daemon and no writable file system. A miss asks the daemon, which compiles once for
-    everybody and answers within ``timeout`` seconds (``None``: no limit). ``strict`` refuses to compile: a
-    miss raises :class:`StrictMiss`. ``soc_name`` asks for another part's kernel, which this node can hold
-    but not launch. The same question gives the same handle for the life of the process.
+    everybody and answers within ``timeout`` seconds (``None``: no limit). ``strict`` refuses to compile: what
+    neither the store nor the daemon's memory holds raises :class:`StrictMiss`. ``soc_name`` asks for another
+    part's kernel, which this node can hold but not launch. ``priority`` says who waits: a ``rank`` of a
+    training job goes before a ``user``, who goes before ``prewarm``; by default a process that a launcher
+    started (RANK, WORLD_SIZE ...) is a rank. The same question gives the same handle for the life of the
+    process.
 
     Raises :class:`InvalidSpec`, :class:`DaemonUnavailable` (with the command that starts one),
     :class:`DeadlineExceeded`, or whatever the daemon raised.
@@ -42,7 +47,7 @@ def get_kernel(
     if handle is not None:
         return handle
     client = _client_for(spec, soc_name)
-    return client.find((spec, soc_name), strict) or client.fetch((spec, soc_name), timeout, strict)
+    return client.find((spec, soc_name), strict) or client.fetch((spec, soc_name), timeout, strict, priority)
 
 
 def get_kernels(
@@ -51,6 +56,7 @@ def get_kernels(
     timeout: float | None = 600,
     strict: bool = False,
     soc_name: str | None = None,
+    priority: Priority | None = None,
 ) -> KernelChain:
     """All kernels of a composite, each found or compiled like :func:`get_kernel`, those that miss together.
 
@@ -78,7 +84,7 @@ def get_kernels(
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(len(missing)) as threads:
-            fetched = threads.map(lambda question: client.fetch(question, timeout, strict), missing)
+            fetched = threads.map(lambda question: client.fetch(question, timeout, strict, priority), missing)
             found.update(zip(missing, fetched, strict=True))
     return KernelChain(stages, tuple(found[question] for question in questions))
 
@@ -89,6 +95,7 @@ async def aget_kernel(
     timeout: float | None = 600,
     strict: bool = False,
     soc_name: str | None = None,
+    priority: Priority | None = None,
 ) -> KernelHandle:
     """:func:`get_kernel` for asyncio: a miss waits in a thread of its own, the loop goes on.
 
@@ -106,7 +113,7 @@ async def aget_kernel(
         return handle
     from kaas.client.waiting_thread import run_in_own_thread
 
-    return await run_in_own_thread(lambda: client.fetch((spec, soc_name), timeout, strict))
+    return await run_in_own_thread(lambda: client.fetch((spec, soc_name), timeout, strict, priority))
 
 
 def _client_for(spec: KernelSpec, soc_name: str | None) -> KernelClient:

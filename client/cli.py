@@ -1,4 +1,4 @@
-"""``kaas``: the command line. The only module of the client that imports typer and rich."""
+"""``kaas``: the command line. Only the command line imports typer and rich."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import typer
 
 from kaas.client import exit_status
 from kaas.client.daemon_link import READINESS, DaemonLink
+from kaas.client.fsck_command import add_fsck_command
 from kaas.client.kernel_client import KernelClient, Question
 from kaas.client.spec_arguments import spec_from_words, specs_from_words
+from kaas.client.store_commands import add_store_commands
 from kaas.client.terminal import guarded, print_fields, print_json, print_table
 from kaas.proto.locations import default_socket, default_store
 
@@ -91,6 +93,10 @@ def get(
     tile: Tile = "",
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for a compile.")] = 600.0,
     strict: Annotated[bool, typer.Option("--strict", help="Fail instead of compiling.")] = False,
+    priority: Annotated[
+        str | None,
+        typer.Option(help="Who waits: rank, user or prewarm.", show_default="rank under a launcher"),
+    ] = None,
     socket: Socket = None,
     store: Store = None,
     json: Json = False,
@@ -100,7 +106,9 @@ def get(
     A composite's spec gets each of its kernels.
     """
     client = KernelClient(store or default_store(), socket or default_socket())
-    found = [_facts_of_get(client, (part, soc), timeout, strict) for part in specs_from_words(spec, tile)]
+    found = [
+        _facts_of_get(client, (part, soc), timeout, strict, priority) for part in specs_from_words(spec, tile)
+    ]
     if json:
         print_json(found[0] if len(found) == 1 else found)
         return
@@ -110,11 +118,17 @@ def get(
         print_fields((name.replace("_", " "), str(value)) for name, value in facts.items())
 
 
-def _facts_of_get(client: KernelClient, question: Question, timeout: float, strict: bool) -> dict[str, Any]:
+def _facts_of_get(
+    client: KernelClient, question: Question, timeout: float, strict: bool, priority: str | None
+) -> dict[str, Any]:
     """Get one kernel; what there is to say of it."""
+    from kaas.client.waiting_line import shown_waiting
+
     began = time.perf_counter()
-    handle = client.find(question, strict)
-    handle = handle or client.fetch(question, timeout, strict)
+    handle = client.find(question)
+    if handle is None:
+        with shown_waiting(client, question):
+            handle = client.fetch(question, timeout, strict, priority)
     taken_ms = 1000 * (time.perf_counter() - began)
     path = client.artifact_path(handle.key)
     target, toolchain = handle.passport.target, handle.passport.toolchain
@@ -189,6 +203,39 @@ def explain(spec: Spec, soc: Soc = None, tile: Tile = "", socket: Socket = None,
         print_json(answer)
     else:
         print(explanation_text(answer))
+
+
+@app.command()
+@guarded
+def failures(
+    clear: Annotated[
+        str, typer.Option("--clear", metavar="KEY", help="Forget one, so that it is tried again.")
+    ] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Forget all.")] = False,
+    family: Annotated[str, typer.Option(help="Only this family.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 1000,
+    socket: Socket = None,
+    json: Json = False,
+) -> None:
+    """List compiles that failed and are remembered, newest first; or forget them."""
+    from kaas.client.failure_listing import failure_lines, list_failures
+
+    link = _link(socket)
+    if clear or everything:
+        keys = link.clear_failures(clear, everything=everything)
+        if json:
+            print_json(keys)
+        else:
+            print(f"{len(keys)} forgotten" + "".join(f"\n{key}" for key in keys))
+        return
+    found, total = list_failures(link, limit, family)
+    if json:
+        print_json(found)
+        return
+    for line in failure_lines(found):
+        print(line)
+    if total > len(found):
+        print(f"{len(found)} of {total}; --limit shows more")
 
 
 @app.command()
@@ -281,11 +328,17 @@ def families(
         print_json(registry.schemas())
         return
     rows = []
-    for name, family in sorted(registry.families().items()):
-        schema = registry.json_schema(family.spec_type)
+    known = {
+        name: (family.summary, registry.json_schema(family.spec_type))
+        for name, family in registry.families().items()
+    }
+    for name in registry.composite_names():
+        composite = registry.composite_named(name)
+        known[name] = (composite.summary, registry.json_schema(composite.spec_type))
+    for name, (summary, schema) in sorted(known.items()):
         required = set(schema.get("required", []))
         fields = [field if field in required else f"({field})" for field in schema["properties"]]
-        rows.append((name, family.summary, " ".join(field for field in fields if field != "family")))
+        rows.append((name, summary, " ".join(field for field in fields if field != "family")))
     print_table(("family", "what", "fields, (optional)"), rows)
 
 
@@ -296,6 +349,10 @@ def demo() -> int:
     from kaas.client.demo import run
 
     return run()
+
+
+add_store_commands(app)
+add_fsck_command(app)
 
 
 def main() -> None:

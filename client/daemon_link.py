@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kaas.client.notices import warn
+from kaas.client.plain_link import PlainReply, ask_plainly
+from kaas.client.priority import chosen_priority
+from kaas.client.process_identity import job_and_rank
+from kaas.client.progress_text import progress_text
 from kaas.client.socket_probe import PATIENCE_S, require_daemon
 from kaas.proto.errors import (
     DaemonUnavailable,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from kaas.client.priority import Priority
     from kaas.proto.environment import Environment
     from kaas.proto.v1 import kernel_service_pb2 as pb
 
@@ -149,27 +154,41 @@ class DaemonLink:
         soc_name: str | None = None,
         strict: bool = False,
         inline_artifact: bool = False,
+        priority: str | None = None,
         timeout: float | None = None,
-    ) -> pb.GetKernelResponse:
+    ) -> pb.GetKernelResponse | PlainReply:
         """Find or compile one kernel; ``timeout`` is seconds for all tries together.
 
+        It is asked on the daemon's plain socket, and by gRPC when that cannot be or the bytes are wanted.
         The request is idempotent, so a daemon that dies or is restarted meanwhile is asked again until the
-        deadline, and an overloaded one with growing pauses. Raises :class:`DeadlineExceeded`.
+        deadline, and an overloaded one with growing pauses. Raises :class:`DeadlineExceeded`, whose details
+        say how far the kernel was (``state``, ``place``, ``estimate_s``) if the daemon could tell.
         """
-        # First, so that without a daemon grpc is not even imported.
-        require_daemon(self.socket, PATIENCE_S if timeout is None else min(PATIENCE_S, max(0.0, timeout)))
-        from kaas.proto.v1 import kernel_service_pb2 as pb
-
-        request = pb.GetKernelRequest(
-            spec_json=spec_json,
-            soc_name=soc_name or "",
-            priority=pb.PRIORITY_FOREGROUND,
-            strict=strict,
-            inline_artifact=inline_artifact,
-            client=_identity(),
-        )
+        urgency = chosen_priority(priority)
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause, last = _RETRY_FIRST_S, None
+        pause: float = _RETRY_FIRST_S
+        last: KaasError | None = None
+        if not inline_artifact:
+            try:
+                answer = ask_plainly(
+                    self.socket,
+                    spec_json,
+                    soc_name=soc_name,
+                    strict=strict,
+                    priority=urgency,
+                    timeout=timeout,
+                )
+                if answer is not None:
+                    return answer
+            except DeadlineExceeded as error:
+                raise self._too_late(timeout, error) from error
+            except (DaemonUnavailable, ShuttingDown, Overloaded) as error:
+                warn("%s; asking again until the deadline", error.message)
+                last = error
+        if last is None:
+            # First, so that without a daemon grpc is not even imported.
+            require_daemon(self.socket, PATIENCE_S if timeout is None else min(PATIENCE_S, max(0.0, timeout)))
+        request = _request(spec_json, soc_name or "", strict, inline_artifact, urgency)
         while True:
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
@@ -181,7 +200,7 @@ class DaemonLink:
                 )
                 return reply
             except DeadlineExceeded as error:
-                raise self._too_late(timeout, last) from error
+                raise self._too_late(timeout, error if error.details else last) from error
             except (DaemonUnavailable, ShuttingDown, Overloaded) as error:
                 if type(error) is not type(last):
                     warn("%s; asking again until the deadline", error.message)
@@ -191,13 +210,18 @@ class DaemonLink:
             pause = min(2 * pause, _RETRY_LONGEST_S)
 
     def _too_late(self, timeout: float | None, last: KaasError | None) -> DeadlineExceeded:
-        because = f"; before that: {last.message}" if last else ""
+        how_far = last.details if isinstance(last, DeadlineExceeded) else {}
+        if "state" in how_far:
+            place, estimate_s = int(how_far.get("place", 0)), float(how_far.get("estimate_s", 0.0))
+            because = f"; it is {progress_text(str(how_far['state']), place, estimate_s)}"
+        else:
+            because = f"; before that: {last.message}" if last else ""
         return DeadlineExceeded(
             f"no kernel within {timeout:.3g} s{because}"
             if timeout is not None
             else f"no kernel in time{because}",
             hint="ask again with a longer timeout; a compile under way goes on",
-            timeout_s=timeout,
+            **{**how_far, "timeout_s": timeout},
         )
 
     def list_kernels(self, *, timeout: float = 30, **filters: Any) -> pb.ListKernelsResponse:
@@ -228,6 +252,22 @@ class DaemonLink:
         reply: pb.ExplainResponse = self._ask(lambda stub: stub.Explain(request, timeout=timeout))
         return reply
 
+    def list_failures(self, *, timeout: float = 30, **filters: Any) -> pb.ListFailuresResponse:
+        """One page of remembered failures; ``filters`` are the fields of ListFailuresRequest."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ListFailuresRequest(**filters)
+        reply: pb.ListFailuresResponse = self._ask(lambda stub: stub.ListFailures(request, timeout=timeout))
+        return reply
+
+    def clear_failures(self, key: str = "", *, everything: bool = False, timeout: float = 30) -> list[str]:
+        """Forget one remembered failure, by key or unambiguous prefix, or all; returns their keys."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ClearFailuresRequest(key=key, all=everything)
+        reply = self._ask(lambda stub: stub.ClearFailures(request, timeout=timeout))
+        return list(reply.keys)
+
     def prewarm(self, entries: Sequence[tuple[bytes, str]], label: str = "") -> Iterator[pb.PrewarmEvent]:
         """Compile ``(spec JSON, SoC name)`` entries behind foreground work; yields progress to the end.
 
@@ -237,9 +277,7 @@ class DaemonLink:
 
         from kaas.proto.v1 import kernel_service_pb2 as pb
 
-        request = pb.PrewarmRequest(
-            entries=[pb.PrewarmEntry(spec_json=spec, soc_name=soc) for spec, soc in entries], label=label
-        )
+        request = pb.PrewarmRequest(entries=_entries(entries), label=label)
         stream = self._ask(lambda stub: stub.Prewarm(request))
         try:
             yield from stream
@@ -266,6 +304,116 @@ class DaemonLink:
         )
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
+    def list_leases(self, key: str = "", *, timeout: float = 30, **paging: Any) -> pb.ListLeasesResponse:
+        """One page of the kernels that live processes hold."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ListLeasesRequest(key=key, **paging)
+        reply: pb.ListLeasesResponse = self._ask_store(lambda stub: stub.ListLeases(request, timeout=timeout))
+        return reply
+
+    def list_pins(self, *, timeout: float = 30, **paging: Any) -> pb.ListPinsResponse:
+        """One page of pins."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ListPinsRequest(**paging)
+        reply: pb.ListPinsResponse = self._ask_store(lambda stub: stub.ListPins(request, timeout=timeout))
+        return reply
+
+    def pin(
+        self,
+        keys: Sequence[str],
+        entries: Sequence[tuple[bytes, str]],
+        reason: str,
+        expires_s: float = 0.0,
+        *,
+        timeout: float = 60,
+    ) -> pb.PinResponse:
+        """Keep kernels, by key or ``(spec JSON, SoC name)``, from eviction; 0 s: until they are unpinned."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.PinRequest(keys=keys, entries=_entries(entries), reason=reason, expires_s=expires_s)
+        reply: pb.PinResponse = self._ask_store(lambda stub: stub.Pin(request, timeout=timeout))
+        return reply
+
+    def unpin(
+        self, keys: Sequence[str], entries: Sequence[tuple[bytes, str]], *, timeout: float = 60
+    ) -> list[str]:
+        """Let go of pins; the keys that had one."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.UnpinRequest(keys=keys, entries=_entries(entries))
+        reply = self._ask_store(lambda stub: stub.Unpin(request, timeout=timeout))
+        return list(reply.keys)
+
+    def users(self, key: str, *, timeout: float = 60) -> pb.ListUsersResponse:
+        """Who uses a kernel or used it."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ListUsersRequest(key=key)
+        reply: pb.ListUsersResponse = self._ask_store(lambda stub: stub.ListUsers(request, timeout=timeout))
+        return reply
+
+    def quarantine(self, key: str, reason: str, *, timeout: float = 60) -> pb.QuarantineResponse:
+        """Take a kernel out of service."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.QuarantineRequest(key=key, reason=reason)
+        reply: pb.QuarantineResponse = self._ask_store(lambda stub: stub.Quarantine(request, timeout=timeout))
+        return reply
+
+    def audit(self, key: str, event: str, limit: int, *, timeout: float = 60) -> list[dict[str, Any]]:
+        """The end of the audit log, newest first."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ListAuditRequest(key=key, event=event, limit=limit)
+        reply = self._ask_store(lambda stub: stub.ListAudit(request, timeout=timeout))
+        return [msgspec.json.decode(record.record_json) for record in reply.records]
+
+    def usage(self, *, timeout: float = 30) -> dict[str, Any]:
+        """What the store takes, its limits, and what is held, pinned or waiting in memory."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        reply = self._ask_store(lambda stub: stub.GetUsage(pb.GetUsageRequest(), timeout=timeout))
+        usage: dict[str, Any] = msgspec.json.decode(reply.usage_json)
+        return usage
+
+    def scrub(self, *, start: bool, timeout: float = 30) -> pb.ScrubResponse:
+        """How far the check of all artifacts is; ``start`` begins one."""
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ScrubRequest(start=start)
+        reply: pb.ScrubResponse = self._ask_store(lambda stub: stub.Scrub(request, timeout=timeout))
+        return reply
+
+    def _ask_store(self, call: Callable[[Any], Reply]) -> Reply:
+        """One call of the store service on a live daemon, errors translated."""
+        from kaas.proto.v1 import kernel_service_pb2_grpc
+
+        stub = kernel_service_pb2_grpc.StoreServiceStub
+        return self._on_channel(lambda channel: call(stub(channel)), PATIENCE_S)  # type: ignore[no-untyped-call]
+
+
+def _request(
+    spec_json: bytes, soc_name: str, strict: bool, inline_artifact: bool, priority: Priority
+) -> pb.GetKernelRequest:
+    from kaas.proto.v1 import kernel_service_pb2 as pb
+
+    return pb.GetKernelRequest(
+        spec_json=spec_json,
+        soc_name=soc_name,
+        priority=f"PRIORITY_{priority.upper()}",
+        strict=strict,
+        inline_artifact=inline_artifact,
+        client=_identity(),
+    )
+
+
+def _entries(entries: Sequence[tuple[bytes, str]]) -> list[pb.PrewarmEntry]:
+    from kaas.proto.v1 import kernel_service_pb2 as pb
+
+    return [pb.PrewarmEntry(spec_json=spec, soc_name=soc) for spec, soc in entries]
+
 
 _links: weakref.WeakSet[DaemonLink] = weakref.WeakSet()
 
@@ -282,11 +430,5 @@ def _identity() -> pb.ClientIdentity:
     """Who asks, for the daemon's log; launchers' own variables name job and rank."""
     from kaas.proto.v1 import kernel_service_pb2 as pb
 
-    def first(*names: str) -> str:
-        return next((os.environ[name] for name in names if os.environ.get(name)), "")
-
-    return pb.ClientIdentity(
-        pid=os.getpid(),
-        job=first("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "JOB_NAME"),
-        rank=first("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"),
-    )
+    job, rank = job_and_rank()
+    return pb.ClientIdentity(pid=os.getpid(), job=job, rank=rank)

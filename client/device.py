@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from kaas.proto.errors import InvalidArgument, TargetMismatch
+from kaas.proto.passport import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from kaas.client.acl import AclRuntime
@@ -34,34 +35,27 @@ class Device:
         """Raise :class:`TargetMismatch`, naming the field, unless the kernel was built for this device."""
         info = self.runtime.device_info
         toolchain, target = passport.toolchain, passport.target
+        arch = None if info.npu_arch is None else f"dav-{info.npu_arch}"
         for field, built_for, here in (
+            ("schema_version", passport.schema_version, SCHEMA_VERSION),
             ("toolchain.kind", toolchain.kind, "twin" if self.is_twin else "cann"),
             ("toolchain.cann_version", toolchain.cann_version, self._environment.toolchain.cann_version),
-            ("target.soc_name", target.soc_name.casefold(), self.runtime.soc_name.casefold()),
+            # Of this process, not of whoever published the environment: a store may be mounted elsewhere.
+            ("toolchain.host_arch", toolchain.host_arch, os.uname().machine),
+            ("target.soc_name", target.soc_name, self.runtime.soc_name),
+            ("target.npu_arch", target.npu_arch, arch),
             ("target.cube_cores", target.cube_cores, info.cube_cores),
             ("target.vector_cores", target.vector_cores, info.vector_cores),
         ):
-            if here is not None and built_for != here:
-                raise self._mismatch(field, passport)
-
-    def _mismatch(self, field: str, passport: Passport) -> TargetMismatch:
-        group, _, name = field.partition(".")
-        built_for: Any = getattr(getattr(passport, group), name)
-        info = self.runtime.device_info
-        here: Any = {
-            "kind": "twin" if self.is_twin else "cann",
-            "cann_version": self._environment.toolchain.cann_version,
-            "soc_name": self.runtime.soc_name,
-            "cube_cores": info.cube_cores,
-            "vector_cores": info.vector_cores,
-        }[name]
-        return TargetMismatch(
-            f"this kernel was built for {field} {built_for}, this device has {here}",
-            hint="ask for the kernel without soc_name, or launch it on the part it was built for",
-            field=field,
-            built_for=built_for,
-            here=here,
-        )
+            # A number that the runtime does not tell cannot differ.
+            if here is not None and _folded(built_for) != _folded(here):
+                raise TargetMismatch(
+                    f"this kernel was built for {field} {built_for}, this device has {here}",
+                    hint="ask for the kernel without soc_name, or launch it on the part it was built for",
+                    field=field,
+                    built_for=built_for,
+                    here=here,
+                )
 
     def current(self, stream: Any) -> tuple[str, int, int | None]:
         """Where tensors must live, the device's index, and the stream to launch on.
@@ -87,6 +81,10 @@ class Device:
             )
         index = int(npu.current_device())
         return f"npu:{index}", index, raw if raw is not None else int(npu.current_stream().npu_stream)
+
+
+def _folded(value: Any) -> Any:
+    return value.casefold() if isinstance(value, str) else value
 
 
 generation = 0

@@ -10,11 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kaas.client.socket_probe import probe
 from kaas.proto.environment import Environment
 from kaas.proto.errors import KaasError
+
+if TYPE_CHECKING:
+    from kaas.cache.layout import StoreLayout
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -165,6 +168,7 @@ def _store(store: Path, environment: Environment | None) -> Iterator[Finding]:
     if not store.is_dir():
         yield Finding("fail", "store", f"{store} is not there", "start the daemon once, or set KAAS_STORE")
         return
+    yield from _placement(store)
     if environment is None:
         advice = "start the daemon once; if it runs, join the group that may read its store"
         yield Finding("fail", "store", f"{store} has no environment that this user can read", advice)
@@ -183,9 +187,80 @@ def _store(store: Path, environment: Environment | None) -> Iterator[Finding]:
         yield Finding(
             "warn", "store", "artifacts are not readable by this user", "hits go through the daemon"
         )
+    if _is_installed("diskcache"):  # elsewhere no daemon runs, and the store is somebody else's
+        yield from _modes(layout)
+        yield from _contents(layout)
     yield from _quarantine(layout.quarantine)
-    free = shutil.disk_usage(store).free
-    if free < LOW_SPACE_BYTES:
+    yield from _space(store)
+
+
+def _placement(store: Path) -> Iterator[Finding]:
+    from kaas.cache.mounts import mount_of
+
+    mount = mount_of(store)
+    if mount is not None and mount.is_network:
+        yield Finding(
+            "fail",
+            "store",
+            f"{store} lies on {mount.source} ({mount.type}), a network file system",
+            "name a local directory with KAAS_STORE, or set allow_network_fs for the daemon",
+        )
+
+
+def _modes(layout: StoreLayout) -> Iterator[Finding]:
+    from kaas.cache.fsck import permissions
+
+    wrong = list(permissions(layout, repair=False))
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        yield Finding(
+            "fail",
+            "store permissions",
+            f"{wrong[0].path}: {wrong[0].message}{more}",
+            "kaas fsck as the daemon's user, or " + wrong[0].cure,
+        )
+
+
+def _contents(layout: StoreLayout) -> Iterator[Finding]:
+    """The index, the artifacts, and whether they agree."""
+    from kaas.cache.fsck import Contents
+
+    found = Contents.of(layout)
+    if found.artifacts is None:
+        yield Finding(
+            "fail",
+            "artifacts",
+            f"{layout.artifacts} is lost: no kernel is stored",
+            "start the daemon anew: it makes the directory, and kernels are compiled when asked for",
+        )
+    elif found.indexed is None:
+        state = "is lost" if not os.path.lexists(layout.index) else "cannot be read"
+        advice = "start the daemon anew: it makes the index from the artifacts; kernels are served meanwhile"
+        if found.artifacts:
+            yield Finding("warn", "index", f"{layout.index} {state}", advice)
+    elif found.lost:
+        yield Finding(
+            "warn",
+            "artifacts",
+            f"{found.lost} of {found.indexed} indexed artifacts are lost",
+            "nothing to do: they are compiled when asked for; kaas prewarm brings them back sooner",
+        )
+    else:
+        yield Finding("ok", "artifacts", f"{found.artifacts} stored, {found.indexed} indexed")
+
+
+def _space(store: Path) -> Iterator[Finding]:
+    status = os.statvfs(store)
+    free = status.f_bavail * status.f_frsize
+    if not free or (status.f_files and not status.f_favail):
+        what = "not a byte" if not free else "not a file more"
+        yield Finding(
+            "fail",
+            "store space",
+            f"the file system of {store} is full: {what} can be stored, stored kernels are served",
+            "free some space, lower store_soft_bytes so that more is evicted, or move the store",
+        )
+    elif free < LOW_SPACE_BYTES:
         yield Finding("warn", "store space", f"{free >> 20} MiB free", "free some space, or move the store")
     else:
         yield Finding("ok", "store space", f"{free >> 30} GiB free")

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from kaas.client import device as device_module
+from kaas.proto.errors import ArtifactDamaged, StoreUnavailable
 
 if TYPE_CHECKING:
     from kaas.cache.artifact import Artifact
     from kaas.client.device import Device
     from kaas.client.launch_plan import LaunchPlan
+    from kaas.proto.errors import KaasError
     from kaas.proto.launch import LaunchMetadata
     from kaas.proto.passport import KernelKey, Passport
 
@@ -42,10 +44,17 @@ class KernelHandle:
     Thread-safe; usable in a forked child, which loads the kernel again at its first launch.
     """
 
-    def __init__(self, artifact: Artifact, device: Callable[[], Device], origin: Origin = "store") -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        device: Callable[[], Device],
+        origin: Origin = "store",
+        replace: Callable[[KaasError], Artifact] | None = None,
+    ) -> None:
         self.origin: Origin = origin
         self._artifact = artifact
         self._find_device = device
+        self._replace = replace
         self._loaded: _Loaded | None = None
 
     @property
@@ -54,34 +63,46 @@ class KernelHandle:
         return self._artifact.key
 
     @property
+    def _kernel(self) -> Artifact:
+        """The artifact, verified; one that proves damaged only now is replaced from the daemon."""
+        artifact = self._artifact
+        try:
+            artifact.take()
+        except (ArtifactDamaged, StoreUnavailable) as error:
+            if self._replace is None:
+                raise
+            artifact = self._artifact = self._replace(error)
+        return artifact
+
+    @property
     def passport(self) -> Passport:
         """Everything that decided the kernel's bytes."""
-        return self._artifact.passport
+        return self._kernel.passport
 
     @property
     def launch(self) -> LaunchMetadata:
         """Entry, grid, and the parameters in call order."""
-        return self._artifact.launch
+        return self._kernel.launch
 
     @property
     def choices(self) -> Mapping[str, Any]:
         """What the builder chose for this target (tile sizes, stages ...)."""
-        return self._artifact.choices
+        return self._kernel.choices
 
     @property
     def source(self) -> str:
         """The Ascend C source that was compiled."""
-        return self._artifact.source
+        return self._kernel.source
 
     @property
     def log(self) -> str:
         """The compile log."""
-        return self._artifact.log
+        return self._kernel.log
 
     @property
     def compile_seconds(self) -> float:
         """How long the compile took that made the kernel, whenever that was."""
-        return self._artifact.compile_seconds
+        return self._kernel.compile_seconds
 
     def __call__(self, *arguments: Any, stream: Any = None) -> Any:
         """Launch on tensors in the order of ``launch.parameters``; returns the written ones.
@@ -124,7 +145,7 @@ class KernelHandle:
         with _load_lock:
             if index not in loaded.functions:
                 runtime = loaded.device.runtime
-                binary = runtime.load(self._artifact.image)
+                binary = runtime.load(self._kernel.image)
                 loaded.functions[index] = runtime.function(binary, self.launch.entry)
             return loaded.functions[index]
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kaas.client.handle import KernelHandle, Origin
+from kaas.client.lease_link import lease_link
 from kaas.client.notices import warn
+from kaas.client.priority import chosen_priority
 from kaas.client.store_reader import StoreReader
 from kaas.proto.errors import (
     ArtifactDamaged,
+    DaemonUnavailable,
     DeadlineExceeded,
     InvalidArgument,
     KaasError,
@@ -21,6 +25,7 @@ from kaas.proto.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from kaas.cache.artifact import Artifact
@@ -39,6 +44,7 @@ _ORIGINS: dict[int, Origin] = {1: "hit", 2: "compiled", 3: "joined"}
 
 
 _FOR_EVER_S = 366 * 86400.0
+_REPLACEMENT_S = 600.0
 
 
 class _Flight:
@@ -56,6 +62,7 @@ class KernelClient:
     def __init__(self, store: Path, socket: Path, memo: dict[Question, KernelHandle] | None = None) -> None:
         self.socket = socket
         self.memo: dict[Question, KernelHandle] = {} if memo is None else memo
+        self._leases = lease_link(socket)
         self._store = StoreReader(store)
         self._link: DaemonLink | None = None
         self._lock = threading.Lock()
@@ -84,6 +91,11 @@ class KernelClient:
 
         return open_device(self.environment())
 
+    def key(self, question: Question) -> KernelKey:
+        """The key of a kernel on this node. Raises :class:`UnknownFamily` or :class:`UnsupportedTarget`."""
+        spec, soc_name = question
+        return self._store.key(self.environment(), spec, soc_name)
+
     def artifact_path(self, key: KernelKey) -> Path:
         """Where the store keeps a kernel, there or not."""
         return self._store.artifact_path(key)
@@ -91,7 +103,7 @@ class KernelClient:
     def find(self, question: Question, strict: bool = False) -> KernelHandle | None:
         """The kernel from the store, without asking anybody; ``None`` is a miss.
 
-        Raises :class:`StrictMiss` when ``strict`` and the store says for certain that it is not there.
+        ``strict``: should it prove damaged at its first use, it is not compiled anew then.
         """
         environment = self._store.environment()
         if environment is None:
@@ -103,28 +115,59 @@ class KernelClient:
         except (PermissionDenied, StoreUnavailable) as error:
             warn("the daemon is asked, because the store cannot be read: %s", error)
             return None
-        if artifact is not None:
-            return self._keep(question, artifact, "store")
-        if strict:
-            raise StrictMiss(
-                f"strict mode: the kernel {spec!r} is not in the store",
-                hint="pre-warm it (kaas prewarm), or ask without strict",
-                key=key,
-                spec=spec.to_record(),
-            )
-        return None
+        if artifact is None:
+            return None
+        return self._keep(question, artifact, "store", partial(self._replacement, question, strict))
 
-    def _keep(self, question: Question, artifact: Artifact, origin: Origin) -> KernelHandle:
+    def _strict_miss(self, question: Question) -> StrictMiss | None:
+        """The answer to a strict question when no daemon holds the kernel; ``None``: the store cannot say."""
+        environment = self._store.environment()
+        if environment is None:
+            return None
+        spec, soc_name = question
+        key = self._store.key(environment, spec, soc_name)
+        try:
+            artifact = self._store.find(key)
+        except (PermissionDenied, StoreUnavailable):
+            return None
+        if artifact is not None:  # it came meanwhile, and the daemon will say so
+            artifact.close()
+            return None
+        return StrictMiss(
+            f"strict mode: the kernel {spec!r} is not in the store",
+            hint="pre-warm it (kaas prewarm), or ask without strict",
+            key=key,
+            spec=spec.to_record(),
+        )
+
+    def _replacement(self, question: Question, strict: bool, error: KaasError) -> Artifact:
+        """The daemon's artifact instead of one from the store that proved damaged at its first use."""
+        warn("a damaged artifact is replaced: %s", error)
+        return self._request(question, _REPLACEMENT_S, strict, chosen_priority(None))[0]
+
+    def _keep(
+        self,
+        question: Question,
+        artifact: Artifact,
+        origin: Origin,
+        replace: Callable[[KaasError], Artifact] | None = None,
+    ) -> KernelHandle:
         # A second thread may have been first; everybody gets that one's handle.
-        return self.memo.setdefault(question, KernelHandle(artifact, self.device, origin))
+        handle = self.memo.setdefault(question, KernelHandle(artifact, self.device, origin, replace))
+        self._leases.took(handle.key, origin)
+        return handle
 
-    def fetch(self, question: Question, timeout: float | None, strict: bool) -> KernelHandle:
+    def fetch(
+        self, question: Question, timeout: float | None, strict: bool, priority: str | None = None
+    ) -> KernelHandle:
         """The kernel from the daemon, compiled if need be; threads with one question share one request.
 
-        Raises what the daemon raised, :class:`DaemonUnavailable`, or :class:`DeadlineExceeded` after
-        ``timeout`` seconds.
+        A ``strict`` question is asked, too, and compiles nothing: while the disk is full, kernels are in the
+        daemon's memory alone. Raises what the daemon raised, :class:`DaemonUnavailable` (a strict question,
+        :class:`StrictMiss`), or :class:`DeadlineExceeded` after ``timeout`` seconds.
         """
         timeout = _checked_timeout(timeout)
+        priority = chosen_priority(priority)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else deadline - time.monotonic()
@@ -137,7 +180,8 @@ class KernelClient:
                 if flight is None:
                     flight = self._flights[question] = _Flight()
             if leading:
-                return self._lead(flight, question, max(left, 0.0) if left is not None else None, strict)
+                left = max(left, 0.0) if left is not None else None
+                return self._lead(flight, question, left, strict, priority)
             if not flight.done.wait(left):
                 raise DeadlineExceeded(f"no kernel within {timeout:.3g} s", timeout_s=timeout)
             if flight.handle is not None:
@@ -148,9 +192,11 @@ class KernelClient:
             ):
                 raise error_from_record(flight.error.to_record()) from None
 
-    def _lead(self, flight: _Flight, question: Question, timeout: float | None, strict: bool) -> KernelHandle:
+    def _lead(
+        self, flight: _Flight, question: Question, timeout: float | None, strict: bool, priority: str
+    ) -> KernelHandle:
         try:
-            flight.handle = self._keep(question, *self._request(question, timeout, strict))
+            flight.handle = self._keep(question, *self._request(question, timeout, strict, priority))
             return flight.handle
         except BaseException as error:
             flight.error = error
@@ -160,14 +206,25 @@ class KernelClient:
                 self._flights.pop(question, None)
             flight.done.set()
 
-    def _request(self, question: Question, timeout: float | None, strict: bool) -> tuple[Artifact, Origin]:
+    def _request(
+        self, question: Question, timeout: float | None, strict: bool, priority: str
+    ) -> tuple[Artifact, Origin]:
         """Ask for a path first; ask for the bytes when the file cannot be read from here."""
         from kaas.cache.artifact import Artifact, open_artifact
+        from kaas.client.socket_probe import require_daemon
 
         spec, soc_name = question
         deadline = None if timeout is None else time.monotonic() + timeout
+        miss = self._strict_miss(question) if strict else None
+        if miss is not None:
+            try:
+                require_daemon(self.socket, 0.0)
+            except (DaemonUnavailable, PermissionDenied):
+                raise miss from None
         link, canonical = self.link(), spec.canonical()
-        reply = link.get_kernel(canonical, soc_name=soc_name, strict=strict, timeout=timeout)
+        reply = link.get_kernel(
+            canonical, soc_name=soc_name, strict=strict, priority=priority, timeout=timeout
+        )
         outcome = reply.outcome
         if not reply.artifact and reply.artifact_path:
             try:
@@ -177,7 +234,12 @@ class KernelClient:
         if not reply.artifact:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             reply = link.get_kernel(
-                canonical, soc_name=soc_name, strict=strict, inline_artifact=True, timeout=left
+                canonical,
+                soc_name=soc_name,
+                strict=strict,
+                inline_artifact=True,
+                priority=priority,
+                timeout=left,
             )
         artifact = Artifact(reply.artifact, expected_key=reply.key, origin="the daemon's reply")
         return artifact, _ORIGINS.get(outcome, "hit")

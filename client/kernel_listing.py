@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kaas.client.progress_text import progress_text
+
 if TYPE_CHECKING:
     from kaas.client.daemon_link import DaemonLink
     from kaas.proto.v1 import kernel_service_pb2 as pb
@@ -39,7 +41,19 @@ def _decoded(text: str | bytes) -> Any:
 
 def listing_rows(kernels: list[dict[str, Any]]) -> tuple[tuple[str, ...], Iterator[tuple[str, ...]]]:
     """Headings and rows of a table."""
-    headings = ("key", "family", "spec", "target", "toolchain", "state", "size", "compiled", "hits", "age")
+    headings = (
+        "key",
+        "family",
+        "spec",
+        "target",
+        "toolchain",
+        "state",
+        "size",
+        "compiled",
+        "hits",
+        "held",
+        "age",
+    )
     return headings, map(_row, kernels)
 
 
@@ -50,12 +64,27 @@ def _row(kernel: Mapping[str, Any]) -> tuple[str, ...]:
         spec_text(kernel["spec"]),
         kernel["soc_name"],
         f"{kernel['toolchain_kind']} {kernel['cann_version']}",
-        kernel["state"] + ("" if kernel["current"] or kernel["state"] != "ready" else " (stale)"),
+        _state_text(kernel),
         size_text(kernel["size_bytes"]),
         f"{kernel['compile_seconds']:.1f} s",
         str(kernel["hits"]),
+        held_text(kernel),
         age_text(time.time() - kernel["created_unix"]) if kernel["created_unix"] else "",
     )
+
+
+def _state_text(kernel: Mapping[str, Any]) -> str:
+    state: str = kernel["state"]
+    if state == "ready":
+        return state if kernel["current"] else "ready (stale)"
+    return state if state == "failed" else progress_text(state, kernel["place"], kernel["estimate_s"])
+
+
+def held_text(kernel: Mapping[str, Any]) -> str:
+    """What keeps a kernel in the store."""
+    leases = kernel["leases"]
+    held = [f"{leases} lease" + "s" * (leases > 1)] if leases else []
+    return ", ".join(held + ["pinned"] * kernel["pinned"])
 
 
 def spec_text(spec: Mapping[str, Any] | None) -> str:
@@ -152,6 +181,8 @@ def flattened(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def explanation(reply: pb.ExplainResponse) -> dict[str, Any]:
     """An explanation as plain values."""
+    from kaas.client.failure_listing import failure_record
+
     return {
         "key": reply.key,
         "hit": reply.hit,
@@ -171,6 +202,7 @@ def explanation(reply: pb.ExplainResponse) -> dict[str, Any]:
             for near in reply.nearest
         ],
         "passport": _decoded(reply.passport_json),
+        "failure": failure_record(reply.failure) if reply.HasField("failure") else None,
     }
 
 

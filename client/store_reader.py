@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from kaas.cache.artifact import Artifact, open_artifact
+from kaas.cache.artifact import Artifact, open_marked
 from kaas.cache.environment_file import read_environment
-from kaas.cache.layout import StoreLayout
+from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout
 from kaas.client.key_schedule import KeySchedule
 from kaas.client.notices import warn
 from kaas.proto.errors import ArtifactDamaged
@@ -39,6 +40,7 @@ class StoreReader:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._layout = StoreLayout(root)
+        self._artifacts = os.fspath(self._layout.artifacts)
         self._schedules: tuple[Environment | None, dict[str | None, KeySchedule]] = (None, {})
 
     def environment(self) -> Environment | None:
@@ -61,12 +63,13 @@ class StoreReader:
         return self._layout.artifact_path(key)
 
     def find(self, key: KernelKey) -> Artifact | None:
-        """The verified artifact; ``None`` when it is missing or damaged.
+        """The artifact, verified now or before its first use; ``None`` when it is missing or damaged.
 
         Raises :class:`PermissionDenied` or :class:`StoreUnavailable` when the store cannot be read from here.
         """
         try:
-            return open_artifact(self._layout.artifact_path(key), key)
+            # Spelt out, since pathlib costs as much as opening the file.
+            return open_marked(f"{self._artifacts}/{key[:2]}/{key}{ARTIFACT_SUFFIX}", key)
         except FileNotFoundError:
             return None
         except ArtifactDamaged as error:

@@ -11,20 +11,20 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_Identity = tuple[int, int, int, int, int]
-_REMEMBERED: dict[str, tuple[_Identity, str]] = {}
+FileIdentity = tuple[int, int, int, int, int]
+_REMEMBERED: dict[str, tuple[FileIdentity, str]] = {}
 
 
 def file_digest(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes. Raises ``OSError``."""
     name = str(path)
-    before = _identity(path)
+    before = file_identity(path)
     remembered = _REMEMBERED.get(name)
     if remembered is not None and remembered[0] == before:
         return remembered[1]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if _identity(path) == before:
+    if file_identity(path) == before:
         _REMEMBERED[name] = (before, digest)
     return digest
 
@@ -53,6 +53,7 @@ def tree_files(root: Path, name: str) -> Iterator[tuple[str, Path]]:
                 yield f"{name}/{path.relative_to(root).as_posix()}", path
 
 
-def _identity(path: Path) -> _Identity:
+def file_identity(path: Path) -> FileIdentity:
+    """What tells whether a file is still the same file with the same content. Raises ``OSError``."""
     status = path.stat()
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -165,7 +165,8 @@ def _check_product(stage: str, product: Path, tail: str) -> None:
             f"the output of stage {stage} {problem} although the tool reported success",
             stage=stage,
             log_tail=tail,
-            deterministic=False,
+            no_output=True,
+            deterministic=True,
         )
 
 

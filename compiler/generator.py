@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kaas.compiler.content_digest import files_digest
+from kaas.compiler.content_digest import FileIdentity, file_identity, files_digest
 from kaas.proto.errors import ToolchainMissing
 
 LOWERING_MODULES = (
@@ -28,6 +28,7 @@ LOWERING_MODULES = (
 
 _NATIVE_SUFFIX = re.compile(r"\.so(\.\d+)*$")
 _TEMPLATE_INCLUDE = re.compile(rb'^\s*#\s*include\s*["<](tl_templates/[^">]+)[">]', re.MULTILINE)
+_INCLUDED: dict[str, tuple[FileIdentity, list[str]]] = {}
 _INSTALL_HINT = "pip install 'ascend-kaas[daemon]'"
 
 
@@ -111,11 +112,23 @@ def template_files(tilelang: Path) -> list[tuple[str, Path]]:
         if name in found:
             continue
         found[name] = path
-        for included in _TEMPLATE_INCLUDE.findall(path.read_bytes()):
-            other = source / included.decode()
+        for included in _included_templates(path):
+            other = source / included
             if other.is_file():
                 pending.append(other)
     return sorted(found.items())
+
+
+def _included_templates(path: Path) -> list[str]:
+    """What a template includes, remembered for as long as it is the same file: every job asks twice."""
+    name, before = str(path), file_identity(path)
+    remembered = _INCLUDED.get(name)
+    if remembered is not None and remembered[0] == before:
+        return remembered[1]
+    included = [match.decode() for match in _TEMPLATE_INCLUDE.findall(path.read_bytes())]
+    if file_identity(path) == before:
+        _INCLUDED[name] = (before, included)
+    return included
 
 
 def modules_digest(modules: Iterable[str]) -> str:

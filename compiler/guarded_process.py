@@ -16,8 +16,13 @@ from typing import IO, Literal
 
 from kaas.compiler.job import CompileLimits
 from kaas.compiler.process_tree import descendants, die_with_parent, end_tree, held_bytes
+from kaas.compiler.urgency import be_as_gentle_in_this_session
 
-POLL_S = 0.02
+LEAST_POLL_S = 0.02
+MOST_POLL_S = 0.05
+_GROWTH_BYTES_PER_S = 4 << 30
+"""Faster than a few threads can touch new memory."""
+
 LOG_HEAD_BYTES = 32 << 10
 LOG_TAIL_BYTES = 96 << 10
 OUTPUT_FILE_LIMIT_BYTES = 1 << 30
@@ -45,6 +50,13 @@ class MemoryGauge:
         self._limit = limit_bytes
         self._last = 0
         self.peak_bytes = 0
+
+    @property
+    def wait_s(self) -> float:
+        """How soon to measure again: the nearer to the limit, the sooner. Looking costs processor time that
+        the job could use."""
+        left_s = (self._limit - self._last) / _GROWTH_BYTES_PER_S
+        return max(LEAST_POLL_S, min(MOST_POLL_S, left_s))
 
     def is_exceeded_by(self, held: int) -> bool:
         """Take in one measurement; whether the limit is broken."""
@@ -104,16 +116,26 @@ def run_guarded(
     outcome: Literal["exited", "timeout", "memory"] = "exited"
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
+    process_fd = os.pidfd_open(process.pid)
+    poller = select.poll()
+    poller.register(process_fd, select.POLLIN)
+    poller.register(process.stdout, select.POLLIN)
+    look_at = time.monotonic() + LEAST_POLL_S
     try:
         while process.poll() is None:
-            _wait_and_read(process.stdout, log)
-            if gauge.is_exceeded_by(sum(map(held_bytes, (process.pid, *descendants(process.pid))))):
-                outcome = "memory"
-                break
+            ready = {fd for fd, _ in poller.poll(1000 * max(0.0, min(look_at, deadline) - time.monotonic()))}
+            if process.stdout.fileno() in ready and not _read_available(process.stdout, log):
+                poller.unregister(process.stdout)  # closed by all writers, but the process may run on
+            if time.monotonic() >= look_at:
+                if gauge.is_exceeded_by(sum(map(held_bytes, (process.pid, *descendants(process.pid))))):
+                    outcome = "memory"
+                    break
+                look_at = time.monotonic() + gauge.wait_s
             if time.monotonic() > deadline:
                 outcome = "timeout"
                 break
     finally:
+        os.close(process_fd)
         _end_session(process)
         with process.stdout:
             _read_available(process.stdout, log)
@@ -125,6 +147,7 @@ def _child_setup(memory_bytes: int, parent: int) -> Callable[[], None]:
 
     def setup() -> None:
         die_with_parent(signal.SIGKILL, parent)
+        be_as_gentle_in_this_session()
         # The poll above is the limit; this stops what allocates faster than it looks.
         _lower_limit(resource.RLIMIT_DATA, data_limit)
         _lower_limit(resource.RLIMIT_FSIZE, OUTPUT_FILE_LIMIT_BYTES)
@@ -137,12 +160,6 @@ def _lower_limit(which: int, value: int) -> None:
     _, hard = resource.getrlimit(which)
     limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(which, (limit, limit))
-
-
-def _wait_and_read(stream: IO[bytes], log: BoundedLog) -> None:
-    ready, _, _ = select.select([stream], [], [], POLL_S)
-    if ready and not _read_available(stream, log):
-        time.sleep(POLL_S)  # closed by all writers, but the process runs on
 
 
 def _read_available(stream: IO[bytes], log: BoundedLog) -> bool:

@@ -25,6 +25,7 @@ class CompileJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     With ``toolchain`` set, the worker refuses to compile when the toolkit at ``toolkit_home`` is no longer
     that one: a binary must never be filed under another compiler's key. ``generator`` does the same for
     TileLang, our lowering and the family, which the worker has from a zygote that may be newer than the key.
+    ``background`` work leaves the processor to everybody else.
     """
 
     spec: dict[str, Any]
@@ -34,6 +35,7 @@ class CompileJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     limits: CompileLimits
     toolchain: Toolchain | None = None
     generator: Generator | None = None
+    background: bool = False
 
 
 class CompileOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -30,8 +30,9 @@ from kaas.compiler.frames import (
 )
 from kaas.compiler.job import CompileJob, CompileOutput
 from kaas.compiler.loaded_generator import GENERATOR_STAGE
-from kaas.compiler.process_tree import is_alive
+from kaas.compiler.process_tree import descendants, held_bytes, is_alive
 from kaas.compiler.restart_delay import RestartDelay
+from kaas.compiler.urgency import hurry
 from kaas.compiler.work_root import WorkRoot
 from kaas.compiler.zygote_link import ZygoteLink
 from kaas.proto.errors import (
@@ -64,10 +65,13 @@ class CompilerPool:
         *,
         max_jobs: int = 500,
         max_rss_bytes: int = 2 << 30,
+        attempts: int = ATTEMPTS,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         """A zygote is replaced after ``max_jobs`` jobs or above ``max_rss_bytes``; running jobs are left
-        alone."""
+        alone. A job whose worker dies, or that may come out otherwise the next time, is tried ``attempts``
+        times at once; 1 leaves that to the caller."""
+        self._attempts = attempts
         self._max_jobs = max_jobs
         self._max_rss_bytes = max_rss_bytes
         self._environ = environ
@@ -77,6 +81,7 @@ class CompilerPool:
         self._starting: asyncio.Task[ZygoteLink] | None = None
         self._job_ids = itertools.count(1)
         self._workers: dict[int, int] = {}
+        self._background: dict[int, str] = {}
         self._connections: dict[int, asyncio.StreamWriter] = {}
         self._restart_delay = RestartDelay()
         self._closing = False
@@ -103,6 +108,15 @@ class CompilerPool:
         """Process ids of the live workers."""
         return [pid for pid in self._workers.values() if is_alive(pid)]
 
+    def held_bytes(self) -> int:
+        """Memory that running jobs hold now, on top of what their workers share with the zygote."""
+        shared = held_bytes(self._link.pid) if self._link is not None else 0
+        total = 0
+        for worker in self.workers():
+            total += max(0, held_bytes(worker) - shared)
+            total += sum(map(held_bytes, descendants(worker)))
+        return total
+
     async def start(self) -> None:
         """Start the zygote and wait until it is warm (about 5 s).
 
@@ -111,17 +125,24 @@ class CompilerPool:
         """
         await self._usable_link()
 
-    async def compile(self, job: CompileJob) -> CompileOutput:
-        """Compile one job. Cancelling the caller kills the job.
+    def hurry(self, tag: str) -> None:
+        """Somebody waits now for the background job of that tag."""
+        for job_id in [job_id for job_id, own in self._background.items() if own == tag]:
+            del self._background[job_id]
+            if job_id in self._workers:
+                hurry(self._workers[job_id])
+
+    async def compile(self, job: CompileJob, tag: str = "") -> CompileOutput:
+        """Compile one job. Cancelling the caller kills the job; ``tag`` is what :meth:`hurry` knows it by.
 
         Raises :class:`CompileFailed`, :class:`CompileTimeout`, :class:`CompileOutOfMemory`,
-        :class:`WorkerCrashed` (both attempts died), ShuttingDown, and what the family's builder refuses.
+        :class:`WorkerCrashed` (at the last attempt), ShuttingDown, and what the family's builder refuses.
         """
         for attempt in itertools.count(1):
             try:
-                return await self._attempt(job)
+                return await self._attempt(job, tag)
             except (WorkerCrashed, CompileFailed) as error:
-                if attempt >= ATTEMPTS or self._closing or not _is_worth_repeating(error):
+                if attempt >= self._attempts or self._closing or not _is_worth_repeating(error):
                     raise
                 log.warning("trying a compile again after: %s", error)
         raise AssertionError("unreachable")
@@ -138,9 +159,17 @@ class CompilerPool:
             await asyncio.to_thread(self._root.remove)
             self._root = None
 
-    async def _attempt(self, job: CompileJob) -> CompileOutput:
-        link = await self._usable_link()
+    async def _attempt(self, job: CompileJob, tag: str) -> CompileOutput:
         job_id = next(self._job_ids)
+        if job.background:
+            self._background[job_id] = tag
+        try:
+            return await self._run(job_id, job)
+        finally:
+            self._background.pop(job_id, None)
+
+    async def _run(self, job_id: int, job: CompileJob) -> CompileOutput:
+        link = await self._usable_link()
         ours, theirs = socket.socketpair()
         self._starts += 1
         try:
@@ -185,6 +214,9 @@ class CompilerPool:
                 return message
             if isinstance(message, WorkerStarted):
                 self._workers[job_id] = message.pid
+                log.info("worker started")
+                if job.background and job_id not in self._background:
+                    hurry(message.pid)
 
     async def _raise_lost(self, end: asyncio.Future[int | None]) -> NoReturn:
         """The connection broke without a verdict: the supervisor died, or the pool is closing."""
@@ -276,7 +308,9 @@ def _is_worth_repeating(error: KaasError) -> bool:
     """A crash, or a failure that another try may not show. A changed toolkit or generator stays changed."""
     if isinstance(error, CompileFailed):
         is_changed = error.details.get("stage") in ("toolkit", GENERATOR_STAGE)
-        return error.details.get("deterministic") is False and not is_changed
+        # A full disk can make a tool report success and leave nothing: that gets a second chance.
+        may_pass = error.details.get("deterministic") is False or error.details.get("no_output") is True
+        return may_pass and not is_changed
     return True
 
 

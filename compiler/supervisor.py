@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from kaas.compiler.frames import Verdict, WorkerStarted, decode, receive_frame, send_frame
-from kaas.compiler.guarded_process import POLL_S, MemoryGauge
+from kaas.compiler.guarded_process import LEAST_POLL_S, MemoryGauge
 from kaas.compiler.job import CompileJob
 from kaas.compiler.loaded_generator import LoadedGenerator
 from kaas.compiler.process_tree import become_subreaper, descendants, end_descendants, held_bytes, set_name
@@ -91,6 +91,7 @@ class _Watch:
         """Start the worker, wait for its end or a reason to end it; ``None`` if nobody listens any more."""
         started = time.monotonic()
         self._worker = self._fork()
+        # It has its session and its urgency: from here on it may be hurried.
         send_frame(self._connection, WorkerStarted(pid=self._worker))
         outcome, status = self._wait(started + self._job.limits.wall_s)
         stage, log = self._stage.get(), log_tail(self._log_fd)
@@ -114,9 +115,11 @@ class _Watch:
 
     def _fork(self) -> int:
         supervisor = os.getpid()
+        settled, settled_fd = os.pipe2(os.O_CLOEXEC)
         worker = os.fork()
         if worker == 0:
             self._connection.close()
+            os.close(settled)
             run_worker(
                 self._job,
                 self._loaded,
@@ -125,7 +128,11 @@ class _Watch:
                 result_fd=self._result_fd,
                 log_fd=self._log_fd,
                 set_stage=self._stage.set,
+                settled_fd=settled_fd,
             )
+        os.close(settled_fd)
+        os.read(settled, 1)
+        os.close(settled)
         return worker
 
     def _wait(self, deadline: float) -> tuple[Outcome, int]:
@@ -134,17 +141,21 @@ class _Watch:
         poller = select.poll()
         poller.register(worker_fd, select.POLLIN)
         poller.register(self._connection, select.POLLIN)
+        look_at = time.monotonic() + LEAST_POLL_S
         try:
             while True:
-                ready = {fd for fd, _ in poller.poll(1000 * POLL_S)}
+                wait_s = max(0.0, min(look_at, deadline) - time.monotonic())
+                ready = {fd for fd, _ in poller.poll(1000 * wait_s)}
                 if worker_fd in ready:
                     _, status = os.waitpid(self._worker, 0)
                     return "finished", os.waitstatus_to_exitcode(status)
                 if self._connection.fileno() in ready:
                     # The daemon sends nothing after the job: this is the end of the connection.
                     return "abandoned", 0
-                if self._gauge.is_exceeded_by(self._held()):
-                    return "memory", 0
+                if time.monotonic() >= look_at:
+                    if self._gauge.is_exceeded_by(self._held()):
+                        return "memory", 0
+                    look_at = time.monotonic() + self._gauge.wait_s
                 if time.monotonic() > deadline:
                     return "timeout", 0
         finally:

@@ -21,6 +21,7 @@ from kaas.compiler.loaded_generator import GENERATOR_STAGE, LoadedGenerator
 from kaas.compiler.lowering import lower
 from kaas.compiler.process_tree import die_with_parent, set_name
 from kaas.compiler.toolkit import read_toolkit
+from kaas.compiler.urgency import be_gentle
 from kaas.kernel_library.registry import parse_spec
 from kaas.proto.errors import CompileFailed, CompileOutOfMemory, InternalError, KaasError
 
@@ -38,13 +39,20 @@ def run_worker(
     result_fd: int,
     log_fd: int,
     set_stage: SetStage,
+    settled_fd: int,
 ) -> NoReturn:
-    """Do the job in this freshly forked process and exit; the supervisor reads the rest."""
+    """Do the job in this freshly forked process and exit; the supervisor reads the rest.
+
+    ``settled_fd`` is closed once the process has its session and its urgency.
+    """
     try:
         die_with_parent(signal.SIGKILL, supervisor)
         set_name("kaas-worker")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.setsid()
+        if job.background:
+            be_gentle()
+        os.close(settled_fd)
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         _volunteer_for_the_oom_killer()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from kaas.kernel_library.spec import KernelSpec, Spec
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel of a composite.
 
     ``arguments`` gives each of the kernel's parameters the name of the composite's argument that it takes;
@@ -20,7 +20,7 @@ class Stage:
     name: str
     spec: KernelSpec
     arguments: Mapping[str, str]
-    constants: Mapping[str, int | float] = field(default_factory=dict)
+    constants: Mapping[str, int | float] = msgspec.field(default_factory=dict)
 
 
 class CompositeSpec(Spec, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -31,8 +31,7 @@ class CompositeSpec(Spec, frozen=True, forbid_unknown_fields=True, kw_only=True)
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Composite:
+class Composite(msgspec.Struct, frozen=True, kw_only=True):
     """A registered composite; ``arguments`` says what each of its arguments is and how it lies in memory."""
 
     name: str

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.spec import KernelSpec
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuiltKernel:
+class BuiltKernel(msgspec.Struct, frozen=True, kw_only=True):
     """What a family's builder returns: the TileLang program, whose arguments carry the parameters' names.
 
     ``choices`` are JSON-able decisions worth showing: what was chosen as plain names and numbers, and under
@@ -20,12 +20,11 @@ class BuiltKernel:
     """
 
     prim_func: Any
-    choices: dict[str, Any] = field(default_factory=dict)
-    pass_configs: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, Any] = msgspec.field(default_factory=dict)
+    pass_configs: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelPage:
+class KernelPage(msgspec.Struct, frozen=True, kw_only=True):
     """What people read about a family: the text of its page in docs/kernels.
 
     ``computes`` is the maths, in Markdown. ``arguments`` says for each parameter what it is and how it lies
@@ -42,8 +41,7 @@ class KernelPage:
     examples: tuple[KernelSpec, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(msgspec.Struct, frozen=True, kw_only=True):
     """A registered family.
 
     ``parameters(spec)`` is what a call takes, in call order. ``build(spec, target)`` imports TileLang inside

@@ -20,8 +20,10 @@ def canonical_json(value: Any) -> bytes:
 
     Raises ``ValueError`` for NaN or infinite floats and ``TypeError`` for what JSON cannot hold.
     """
-    _refuse_non_finite(msgspec.to_builtins(value))
-    return _ENCODER.encode(value)
+    encoded: bytes = _ENCODER.encode(value)
+    if b"null" in encoded:  # how msgspec spells them, and None: only then is a look at every number needed
+        _refuse_non_finite(msgspec.to_builtins(value))
+    return encoded
 
 
 def canonical_digest(value: Any) -> str:

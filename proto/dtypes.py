@@ -6,11 +6,10 @@ exact one: two fp4 values in a byte, two scales in a 16-bit word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True)
-class ElementType:
+class ElementType(msgspec.Struct, frozen=True):
     """``host_names`` are dtype names of torch and NumPy that carry it, the preferred one first.
 
     ``device_names`` are the C types of a pointer to it in generated Ascend C. ``tilelang`` is what TileLang

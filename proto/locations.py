@@ -11,6 +11,7 @@ from pathlib import Path
 
 SYSTEM_SOCKET = Path("/run/kaas/kaas.sock")
 SYSTEM_STORE = Path("/var/cache/kaas")
+LEASE_SUFFIX = ".lease"
 
 
 def user_runtime_directory() -> Path:
@@ -25,6 +26,11 @@ def default_socket() -> Path:
     if configured:
         return Path(configured)
     return SYSTEM_SOCKET if SYSTEM_SOCKET.exists() else user_runtime_directory() / "kaas.sock"
+
+
+def lease_socket(socket: Path) -> Path:
+    """Where client processes say what kernels they hold, beside the daemon's socket."""
+    return socket.with_name(socket.name + LEASE_SUFFIX)
 
 
 def default_store() -> Path:

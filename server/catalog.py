@@ -22,14 +22,16 @@ from kaas.proto.environment import Environment
 from kaas.proto.errors import InvalidRequest, KaasError, KernelNotFound
 from kaas.proto.launch import LaunchMetadata
 from kaas.proto.passport import FieldDifference, KernelKey, Passport, differences
-from kaas.server.explanation import reason_for_miss
+from kaas.server.explanation import progress_text, reason_for_miss, reason_of_failure
+from kaas.server.holdings import Holdings
+from kaas.server.negative_results import Failure, NegativeResults
+from kaas.server.paging import MAX_PAGE
 from kaas.server.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
 State = Literal["ready", "compiling", "queued", "failed"]
 STATES = ("ready", "compiling", "queued", "failed")
-MAX_PAGE = 500
 NEAREST = 3
 COMPARED = 40
 """How many cached kernels, those with the likest specs, are compared field by field for an explanation."""
@@ -49,7 +51,12 @@ class KernelFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel in a list. ``current``: its key is what this node would compute for its spec today."""
+    """One kernel in a list. ``current``: its key is what this node would compute for its spec today.
+
+    ``place`` in the queue is from 1, 0 when it is not queued; ``estimate_s`` is seconds until a coming kernel
+    is ready. A failed one says when (``created_unix``) and why (``error``). ``leases`` counts live processes
+    that hold it.
+    """
 
     key: str
     family: str
@@ -64,6 +71,11 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
     compile_seconds: float
     hits: int
     current: bool
+    place: int = 0
+    estimate_s: float = 0.0
+    error: str = ""
+    leases: int = 0
+    pinned: bool = False
 
 
 class KernelPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +95,7 @@ class KernelDetail(msgspec.Struct, frozen=True, kw_only=True):
     choices: dict[str, Any]
     source: str
     log: str
-    path: Path
+    path: Path | None
 
 
 class NearKernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +106,13 @@ class NearKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a passport hits or misses, in one sentence and field by field."""
+    """Why a passport hits or misses, in one sentence and field by field; ``failure`` if that is why."""
 
     key: str
     hit: bool
     reason: str
     nearest: list[NearKernel]
+    failure: Failure | None = None
 
 
 def dtype_of(spec: dict[str, Any]) -> str:
@@ -114,34 +127,59 @@ class Catalog:
     """Answers from index and artifacts; the index runs on one thread of its own, in order."""
 
     def __init__(
-        self, environment: Environment, store: Store, index: KernelIndex, scheduler: Scheduler[Any]
+        self,
+        environment: Environment,
+        store: Store,
+        index: KernelIndex,
+        scheduler: Scheduler[Any],
+        failures: NegativeResults,
+        holdings: Holdings | None = None,
     ) -> None:
+        self.holdings = Holdings(store) if holdings is None else holdings
         self._environment = environment
         self._store = store
         self._index = index
         self._scheduler = scheduler
+        self._failures = failures
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
 
     async def rebuild(self) -> None:
         """Bring the index in line with the store after a start; trouble leaves lists short, nothing else."""
-        self._later(lambda: self._index.rebuild(self._store, summarize))
-        await self._on_index(lambda: None)
+        try:
+            steps = self._index.rebuilding(self._store, summarize)
+            while await self.on_index(lambda: next(steps, self) is not self):
+                pass
+        except Exception:  # as for every update
+            log.warning("the index could not be rebuilt", exc_info=True)
 
     def added(self, summary: dict[str, Any]) -> None:
         """A kernel was published. The index is a convenience: its trouble is logged, never raised."""
         self._later(lambda: self._index.record(summary))
 
-    def used(self, key: KernelKey) -> None:
+    def used(self, key: str) -> None:
         """A kernel was asked for and found."""
         self._later(lambda: self._index.touch(key))
 
+    def released(self, keys: list[str]) -> None:
+        """A process that held these kernels is gone: they were in use until now."""
+
+        def note() -> None:
+            for key in keys:
+                self._index.touch(key, is_hit=False)
+
+        self._later(note)
+
+    def removed(self, key: str) -> None:
+        """A kernel is not in the store any more."""
+        self._later(lambda: self._index.forget(key))
+
     async def close(self) -> None:
         """Finish what is queued for the index and close it."""
-        await self._on_index(self._index.close)
+        await self.on_index(self._index.close)
         self._thread.shutdown(wait=False)
 
     async def page(self, wanted: KernelFilter, *, page_size: int, page_token: str) -> KernelPage:
-        """Kernels that are coming, then cached ones, newest first.
+        """Kernels that are coming, then those whose compile failed, then cached ones, newest first.
 
         Raises :class:`InvalidRequest` for an unknown state, page size or page token.
         """
@@ -149,7 +187,11 @@ class Catalog:
             raise InvalidRequest(f"no state {wanted.state!r}", field="state", legal=STATES)
         if not 1 <= page_size <= MAX_PAGE:
             raise InvalidRequest(f"page_size is {page_size}", field="page_size", legal=f"1 to {MAX_PAGE}")
-        coming = [summary for summary in self._coming() if _matches(summary, wanted)]
+        coming = [
+            summary
+            for summary in (*self._coming(), *self._failed(), *self._in_memory())
+            if _matches(summary, wanted)
+        ]
         offset, cached_token = _position(page_token)
         first = coming[offset : offset + page_size] if cached_token is None else []
         room = page_size - len(first)
@@ -171,13 +213,16 @@ class Catalog:
 
         Raises :class:`InvalidRequest` or :class:`KernelNotFound`.
         """
-        full = await self._resolve(key)
+        full = await self.resolve(key)
         artifact = await asyncio.to_thread(self._store.load, full)
+        path: Path | None = self._store.layout.artifact_path(full)
         if artifact is None:
-            self._later(lambda: self._index.forget(full))
+            self.removed(full)
+            artifact, path = self._from_memory(full), None
+        if artifact is None:
             raise KernelNotFound(f"no cached kernel has the key {key}", key=key)
         with artifact:
-            row = await self._on_index(lambda: self._index.get(full))
+            row = await self.on_index(lambda: self._index.get(full))
             return KernelDetail(
                 summary=self._summary({**summarize(artifact), **(row or {})}),
                 passport=artifact.passport,
@@ -185,7 +230,7 @@ class Catalog:
                 choices=dict(artifact.choices),
                 source=artifact.source,
                 log=artifact.log,
-                path=self._store.layout.artifact_path(full),
+                path=path,
             )
 
     async def explain(self, passport: Passport) -> Explanation:
@@ -195,25 +240,46 @@ class Catalog:
         if artifact is not None:
             artifact.close()
             return Explanation(key=key, hit=True, reason="It is in the store.", nearest=[])
+        if key in self.holdings.memory:
+            reason = "It is kept in memory, until the store has room for it."
+            return Explanation(key=key, hit=True, reason=reason, nearest=[])
         nearest = await self._nearest(passport)
-        state = next((state for flying, state, _ in self._scheduler.in_flight() if flying == key), None)
-        if state is not None:
-            reason = f"Not cached yet: it is {state}."
-        elif nearest:
-            reason = reason_for_miss(nearest[0].differences)
+        forecast = self._scheduler.forecasts().get(key)
+        failure = None if forecast is not None else self._failures.recall(key)
+        if forecast is not None:
+            reason = f"Not cached yet: {progress_text(forecast)}."
+        elif failure is not None:
+            reason = reason_of_failure(failure)
         else:
-            family = passport.spec.get("family")
-            reason = f"Not cached: the store holds no kernel of the family {family!r} at all."
-        return Explanation(key=key, hit=False, reason=reason, nearest=nearest)
+            reason = self._reason(passport, nearest)
+        return Explanation(key=key, hit=False, reason=reason, nearest=nearest, failure=failure)
 
-    async def _resolve(self, key: str) -> KernelKey:
+    async def why_absent(self, passport: Passport) -> str:
+        """Why a kernel is not in the store, in one sentence, whether or not it is being compiled."""
+        return self._reason(passport, await self._nearest(passport))
+
+    def _reason(self, passport: Passport, nearest: list[NearKernel]) -> str:
+        removal = self.holdings.audit.removal(passport.key())
+        if removal:
+            return f"Not cached: {removal[0].lower()}{removal[1:]}"
+        if nearest:
+            return reason_for_miss(nearest[0].differences)
+        family = passport.spec.get("family")
+        return f"Not cached: the store holds no kernel of the family {family!r} at all."
+
+    async def resolve(self, key: str) -> KernelKey:
+        """The whole key of a kernel from an unambiguous prefix of at least 6 digits; a whole key is taken.
+
+        Raises :class:`InvalidRequest` or :class:`KernelNotFound`.
+        """
         if not re.fullmatch(r"[0-9a-f]{6,64}", key):
             raise InvalidRequest(
                 f"{key[:80]!r} is no kernel key", field="key", legal="6 to 64 digits 0-9 a-f"
             )
         if len(key) == 64:
             return KernelKey(key)
-        matches = await self._on_index(lambda: self._index.keys_with_prefix(key, limit=5))
+        cached = await self.on_index(lambda: self._index.keys_with_prefix(key, limit=5))
+        matches = sorted({*cached, *self.holdings.keys(key, limit=5)})
         if not matches:
             raise KernelNotFound(f"no cached kernel's key begins with {key}", key=key)
         if len(matches) > 1:
@@ -229,12 +295,37 @@ class Catalog:
             return [], "", 0
         filters = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value}
         filters.pop("state", None)
-        return await self._on_index(lambda: self._index.list(filters, page_size, page_token))
+        return await self.on_index(lambda: self._index.list(filters, page_size, page_token))
 
     def _coming(self) -> Iterator[KernelSummary]:
+        forecasts = self._scheduler.forecasts()
         for key, state, passport in self._scheduler.in_flight():
             if isinstance(passport, Passport):
-                yield self._summary({**summarize_passport(passport), "key": key, "state": state})
+                row = {**summarize_passport(passport), "key": key, "state": state}
+                if (forecast := forecasts.get(key)) is not None:
+                    row |= {"place": forecast.place, "estimate_s": forecast.estimate_s}
+                yield self._summary(row)
+
+    def _failed(self) -> Iterator[KernelSummary]:
+        flying = {key for key, _, _ in self._scheduler.in_flight()}
+        for failure in self._failures.all():
+            if failure.key not in flying:
+                yield self._summary(
+                    {
+                        **summarize_passport(failure.passport),
+                        "state": "failed",
+                        "created_unix": failure.failed_unix,
+                        "error": failure.message,
+                    }
+                )
+
+    def _in_memory(self) -> Iterator[KernelSummary]:
+        for kernel in self.holdings.memory.kernels():
+            yield self._summary(kernel.row)
+
+    def _from_memory(self, key: str) -> Artifact | None:
+        kernel = self.holdings.memory.get(key)
+        return None if kernel is None else Artifact(kernel.encoded, expected_key=key, origin="memory")
 
     def _summary(self, row: dict[str, Any]) -> KernelSummary:
         fields: dict[str, Any] = {
@@ -245,7 +336,12 @@ class Catalog:
             "compile_seconds": 0.0,
         }
         fields |= {name: value for name, value in row.items() if name in _SUMMARY_FIELDS}
-        return KernelSummary(**fields, current=self._is_current(row))
+        return KernelSummary(
+            **fields,
+            current=self._is_current(row),
+            leases=self.holdings.leases.holders(row["key"]),
+            pinned=self.holdings.pins.is_pinned(row["key"]),
+        )
 
     def _is_current(self, row: dict[str, Any]) -> bool:
         own = self._environment.target
@@ -256,7 +352,7 @@ class Catalog:
             return False
 
     async def _nearest(self, passport: Passport) -> list[NearKernel]:
-        likely = await self._on_index(lambda: self._index.nearest(passport.spec, COMPARED))
+        likely = await self.on_index(lambda: self._index.nearest(passport.spec, COMPARED))
         family = passport.spec.get("family")
         keys = [row["key"] for row in likely if row["family"] == family]
         return await asyncio.to_thread(self._compare, passport, keys)
@@ -274,7 +370,8 @@ class Catalog:
         found.sort(key=lambda near: (_differs_in_spec(near), len(near.differences), near.key))
         return found[:NEAREST]
 
-    async def _on_index(self, call: Callable[[], T]) -> T:
+    async def on_index(self, call: Callable[[], T]) -> T:
+        """Run a short call on the index's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def _later(self, call: Callable[[], None]) -> None:
@@ -310,7 +407,11 @@ def summarize(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-_SUMMARY_FIELDS = frozenset(field.name for field in msgspec.structs.fields(KernelSummary)) - {"current"}
+_SUMMARY_FIELDS = frozenset(field.name for field in msgspec.structs.fields(KernelSummary)) - {
+    "current",
+    "leases",
+    "pinned",
+}
 
 
 def _matches(summary: KernelSummary, wanted: KernelFilter) -> bool:

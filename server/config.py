@@ -18,7 +18,8 @@ from typing import Any, Literal
 import msgspec
 
 from kaas.proto.errors import InvalidConfig
-from kaas.proto.locations import default_socket, default_store
+from kaas.proto.locations import LEASE_SUFFIX, default_socket, default_store
+from kaas.server.control_group import core_quota
 
 ENVIRONMENT_PREFIX = "KAAS_"
 UNIX_PATH_LIMIT = 107
@@ -32,18 +33,28 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may run on, by affinity and by its control group's bandwidth."""
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, core_quota() or cores)
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the operator decides. It holds no secrets, so it may be logged whole.
 
     ``tcp_address`` is ``host:port`` or empty (off). ``rest_address`` is ``unix:/path``, ``host:port``,
-    ``off``, or empty: ``rest.sock`` beside the socket, with its permissions. TCP has none: on loopback every
-    user of the machine may ask, and beyond loopback (``allow_remote``) everybody. ``device_options`` are
-    further bisheng options, separated by spaces, and part of every key. An empty ``toolkit_home`` or
-    ``soc_name`` means: find out. Sizes are bytes; text forms such as ``8GiB`` are accepted.
+    ``off``, or empty: ``rest.sock`` beside the socket, with its permissions. TCP has none: on loopback
+    every user of the machine may ask, and beyond loopback (``allow_remote``) everybody.
+    ``device_options`` are further bisheng options, separated by spaces, and part of every key. An empty
+    ``toolkit_home`` or ``soc_name`` means: find out, as does a ``compile_memory_budget_bytes`` of 0.
+    Sizes are bytes; text forms such as ``8GiB`` are accepted.
+
+    Above ``store_soft_bytes`` or ``store_soft_files`` the kernels worth least are evicted (compile seconds
+    per byte, halved for every ``store_half_life_s`` without use), and whatever was not used for
+    ``store_max_idle_s``; never what is leased or pinned. Above ``store_hard_bytes``, or with less than
+    ``store_min_free_bytes`` left on the file system, kernels are not stored but kept in up to
+    ``memory_kernels_bytes`` of memory and served from there. ``audit_max_bytes`` bounds the audit log. Once
+    every ``scrub_period_s`` each artifact is read again, at ``scrub_bytes_per_s``. 0 turns any of these off.
+    A store on a network file system is refused unless ``allow_network_fs``.
     """
 
     socket: str = msgspec.field(default_factory=lambda: str(default_socket()))
@@ -60,6 +71,23 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     queue_limit: int = 1024
     compile_wall_limit_s: float = 600.0
     compile_memory_limit_bytes: int = 8 << 30
+    compile_memory_budget_bytes: int = 0
+    compile_memory_first_guess_bytes: int = 2 << 30
+    compile_attempts: int = 2
+    compile_retry_delay_s: float = 0.5
+    failure_lifetime_s: float = 86_400.0
+    transient_failure_lifetime_s: float = 30.0
+    store_soft_bytes: int = 16 << 30
+    store_soft_files: int = 200_000
+    store_max_idle_s: float = 90 * 86_400.0
+    store_half_life_s: float = 7 * 86_400.0
+    store_hard_bytes: int = 24 << 30
+    store_min_free_bytes: int = 64 << 20
+    memory_kernels_bytes: int = 256 << 20
+    audit_max_bytes: int = 16 << 20
+    scrub_bytes_per_s: int = 8 << 20
+    scrub_period_s: float = 7 * 86_400.0
+    allow_network_fs: bool = False
     zygote_max_jobs: int = 500
     zygote_max_rss_bytes: int = 2 << 30
     shutdown_grace_s: float = 10.0
@@ -157,7 +185,7 @@ def _typed(name: str, value: Any, source: str) -> Any:
     """``value`` as the field's type; text is converted, other kinds must match exactly."""
     if isinstance(value, Path):
         value = str(value)
-    if name.endswith("_bytes") and isinstance(value, str):
+    if name.endswith(("_bytes", "_bytes_per_s")) and isinstance(value, str):
         value = _bytes(name, value, source)
     if name in ("log_level", "log_format") and isinstance(value, str):
         value = value.lower()
@@ -202,11 +230,13 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_socket_path(path: str) -> str | None:
-    # The socket is bound beside its final name first, under a name that is a little longer.
+    # Each socket is bound beside its final name first, under a name that is a little longer; the longest
+    # final name is that of the leases' socket.
+    longest = UNIX_PATH_LIMIT - len(LEASE_SUFFIX) - len("..new")
     if not path.startswith("/"):
         return "an absolute path"
-    if len(os.fsencode(path)) > UNIX_PATH_LIMIT - 9:
-        return f"a path of at most {UNIX_PATH_LIMIT - 9} bytes"
+    if len(os.fsencode(path)) > longest:
+        return f"a path of at most {longest} bytes"
     return None
 
 
@@ -269,6 +299,26 @@ def _check_optional_path(value: str, config: Config) -> str | None:
     return _check_absolute(value, config) if value else None
 
 
+def _check_budget(value: int, _: Config) -> str | None:
+    if value == 0 or 64 << 20 <= value <= MAX_SIZE_BYTES:
+        return None
+    return f"0 to find out, or from {64 << 20} to {MAX_SIZE_BYTES} bytes"
+
+
+def _check_hard_bytes(value: int, config: Config) -> str | None:
+    soft = config.store_soft_bytes
+    if value == 0 or max(soft, 1 << 20) <= value <= MAX_SIZE_BYTES:
+        return None
+    return f"0 for no limit, or from store_soft_bytes ({soft}) and 1048576 to {MAX_SIZE_BYTES} bytes"
+
+
+def _zero_or_between(low: float, high: float) -> Callable[[Any, Config], str | None]:
+    def check(value: Any, _: Config) -> str | None:
+        return None if value == 0 or low <= value <= high else f"0 for off, or from {low} to {high}"
+
+    return check
+
+
 def _between(low: float, high: float) -> Callable[[Any, Config], str | None]:
     def check(value: Any, _: Config) -> str | None:
         return None if low <= value <= high else f"from {low} to {high}"
@@ -289,6 +339,22 @@ _CHECKS: dict[str, Callable[[Any, Config], str | None]] = {
     "queue_limit": _between(1, 1_000_000),
     "compile_wall_limit_s": _between(0.1, 86_400),
     "compile_memory_limit_bytes": _between(64 << 20, MAX_SIZE_BYTES),
+    "compile_memory_budget_bytes": _check_budget,
+    "compile_memory_first_guess_bytes": _between(1 << 20, MAX_SIZE_BYTES),
+    "compile_attempts": _between(1, 10),
+    "compile_retry_delay_s": _between(0.01, 30),
+    "failure_lifetime_s": _between(0, 30 * 86_400),
+    "transient_failure_lifetime_s": _between(0, 3600),
+    "store_soft_bytes": _zero_or_between(1 << 20, MAX_SIZE_BYTES),
+    "store_soft_files": _zero_or_between(1, 1_000_000_000),
+    "store_max_idle_s": _zero_or_between(60, 3_153_600_000),
+    "store_half_life_s": _between(60, 3_153_600_000),
+    "store_hard_bytes": _check_hard_bytes,
+    "store_min_free_bytes": _zero_or_between(1, MAX_SIZE_BYTES),
+    "memory_kernels_bytes": _zero_or_between(1 << 20, 1 << 40),
+    "audit_max_bytes": _zero_or_between(1 << 20, 1 << 40),
+    "scrub_bytes_per_s": _zero_or_between(1 << 10, 1 << 40),
+    "scrub_period_s": _zero_or_between(1, 3_153_600_000),
     "zygote_max_jobs": _between(1, 1_000_000),
     "zygote_max_rss_bytes": _between(64 << 20, MAX_SIZE_BYTES),
     "shutdown_grace_s": _between(0.1, 600),

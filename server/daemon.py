@@ -13,13 +13,16 @@ import threading
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kaas.cache.atomic import write_staged
 from kaas.cache.environment_file import publish_environment, read_environment
+from kaas.cache.eviction import Eviction
 from kaas.cache.index import KernelIndex
+from kaas.cache.limits import StoreLimits
 from kaas.cache.store import Store
 from kaas.compiler.device_probe import detect_target
 from kaas.compiler.environment import describe_environment
@@ -28,24 +31,40 @@ from kaas.compiler.pool import CompilerPool
 from kaas.compiler.toolkit import Toolkit, find_toolkit
 from kaas.proto.environment import Environment
 from kaas.proto.errors import KaasError
+from kaas.proto.locations import lease_socket
 from kaas.server import listeners
+from kaas.server.admission import SHARE, Admission, MemoryBudget
 from kaas.server.catalog import Catalog
+from kaas.server.compile_costs import CompileCosts
 from kaas.server.config import Config, load_config, parse_address
+from kaas.server.control_group import memory_room
+from kaas.server.failure_kind import RetryPolicy
 from kaas.server.grpc_api import GrpcServer, KernelServicer
+from kaas.server.grpc_store import StoreServicer
+from kaas.server.holdings import Holdings
 from kaas.server.kernel_request import Kernel
+from kaas.server.lease_server import LeaseServer
 from kaas.server.listeners import SocketAccess
+from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmJobs
-from kaas.server.rest_api import create_app
-from kaas.server.rest_server import RestServer
 from kaas.server.scheduler import Scheduler
+from kaas.server.scrubber import Scrubber
 from kaas.server.service import KernelService
 from kaas.server.status import as_kaas_error
+from kaas.server.store_keeper import StoreKeeper
+from kaas.server.store_service import StoreService
 from kaas.server.telemetry import configure_logging, facts
+
+if TYPE_CHECKING:
+    from kaas.server.rest_server import RestServer
 
 log = logging.getLogger(__name__)
 
 WORKER_RETRY_S = 30.0
 """Pause before another try when the workers cannot be started (no memory just now, say)."""
+
+SOCKET_PERIOD_S = 5.0
+"""How long a deleted socket stays away."""
 
 READINESS_PERIOD_S = 10.0
 """How late the health service may be about the store; about the workers it is not late at all."""
@@ -119,17 +138,53 @@ class Daemon:
         # The commonest mistake, a second daemon, is told before anything expensive happens.
         listeners.refuse_live(Path(config.socket), field="socket")
         log.info("configuration", extra=facts(**msgspec.structs.asdict(config)))
-        self._store = Store.open(Path(config.store))
+        self._store = Store.open(
+            Path(config.store), _store_limits(config), allow_network_fs=config.allow_network_fs
+        )
         closing.callback(self._store.close)
         # May build the twin, ask a device, and reads every compiler and header once.
-        self.environment = await asyncio.to_thread(_environment, config)
+        environment = asyncio.create_task(asyncio.to_thread(_environment, config))
+        if parse_address(config.rest_address) is not None:
+            _rest_modules()  # meanwhile: files are hashed without holding the interpreter
+        self.environment = await environment
         index = KernelIndex(Path(config.store))
-        scheduler: Scheduler[Kernel] = Scheduler(workers=config.workers, queue_limit=config.queue_limit)
-        self._catalog = Catalog(self.environment, self._store, index, scheduler)
-        closing.push_async_callback(self._catalog.close)
         pool = self._pool = CompilerPool(
-            max_jobs=config.zygote_max_jobs, max_rss_bytes=config.zygote_max_rss_bytes
+            max_jobs=config.zygote_max_jobs, max_rss_bytes=config.zygote_max_rss_bytes, attempts=1
         )
+        limits = _compile_limits(config)
+        costs = CompileCosts.in_store(
+            self._store.root,
+            self._store.layout.staging,
+            first_guess_bytes=config.compile_memory_first_guess_bytes,
+            limit_bytes=limits.memory_bytes,
+        )
+        closing.callback(costs.close)
+        failures = NegativeResults.in_store(
+            self._store.root,
+            self._store.layout.staging,
+            lifetime_s=config.failure_lifetime_s,
+            transient_lifetime_s=config.transient_failure_lifetime_s,
+        )
+        closing.callback(failures.close)
+        scheduler: Scheduler[Kernel] = Scheduler(
+            workers=config.workers,
+            queue_limit=config.queue_limit,
+            admission=Admission(
+                slots=config.workers,
+                costs=costs,
+                budget=MemoryBudget(config.compile_memory_budget_bytes, held=pool.held_bytes),
+                limit_bytes=limits.memory_bytes,
+            ),
+            retries=RetryPolicy(attempts=config.compile_attempts, first_delay_s=config.compile_retry_delay_s),
+        )
+        holdings = Holdings(
+            self._store, memory_bytes=config.memory_kernels_bytes, audit_bytes=config.audit_max_bytes
+        )
+        closing.push_async_callback(holdings.audit.flush)
+        self._catalog = Catalog(self.environment, self._store, index, scheduler, failures, holdings)
+        eviction = Eviction(self._store, index, self._store.limits, holdings.protects)
+        self._keeper = StoreKeeper(self._store, self._catalog, holdings, eviction)
+        closing.push_async_callback(self._catalog.close)
         closing.push_async_callback(pool.close)
         service = KernelService(
             environment=self.environment,
@@ -137,12 +192,28 @@ class Daemon:
             catalog=self._catalog,
             pool=pool,
             scheduler=scheduler,
-            limits=CompileLimits(
-                wall_s=config.compile_wall_limit_s, memory_bytes=config.compile_memory_limit_bytes
-            ),
+            limits=limits,
+            failures=failures,
+            costs=costs,
         )
         jobs = PrewarmJobs(service.warm, width=2 * config.workers)
-        await self._listen(service, jobs)
+        leases = self._leases = LeaseServer(
+            holdings.leases,
+            holdings.audit,
+            used=self._catalog.used,
+            released=self._catalog.released,
+            ask=service.get_kernel,
+        )
+        await leases.start(lease_socket(Path(config.socket)), self._access)
+        closing.push_async_callback(leases.stop)
+        self._scrubber = Scrubber(
+            self._store,
+            self._catalog,
+            bytes_per_s=config.scrub_bytes_per_s,
+            period_s=config.scrub_period_s,
+        )
+        store = StoreService(service, self._store, self._catalog, self._keeper, self._scrubber)
+        await self._listen(service, jobs, failures, store)
         closing.push_async_callback(scheduler.stop, config.shutdown_grace_s)
         closing.push_async_callback(jobs.stop)
         closing.push_async_callback(self._grpc.begin_stop)
@@ -172,17 +243,22 @@ class Daemon:
             "store_usable": await asyncio.to_thread(_is_writable, self._store),
         }
 
-    async def _listen(self, service: KernelService, jobs: PrewarmJobs) -> None:
+    async def _listen(
+        self, service: KernelService, jobs: PrewarmJobs, failures: NegativeResults, store: StoreService
+    ) -> None:
         config = self._config
-        self._grpc = GrpcServer(KernelServicer(service, self._catalog, jobs))
+        self._grpc = GrpcServer(KernelServicer(service, self._catalog, jobs, failures), StoreServicer(store))
         self._grpc.bind_unix(Path(config.socket), self._access)
         self._closing.push_async_callback(self._grpc.stop, 1.0)
         if (tcp := parse_address(config.tcp_address)) is not None:
             self._grpc.bind_tcp(tcp.host, tcp.port)
         self._rest: RestServer | None = None
         if (rest := parse_address(config.rest_address)) is not None:
-            app = create_app(service, self._catalog, jobs, self.readiness, version("ascend-kaas"))
-            self._rest = RestServer(app, rest, self._access, allow_remote=config.allow_remote)
+            rest_api, rest_server = _rest_modules()
+            app = rest_api.create_app(
+                service, self._catalog, jobs, failures, self.readiness, version("ascend-kaas"), store
+            )
+            self._rest = rest_server.RestServer(app, rest, self._access, allow_remote=config.allow_remote)
             self._closing.push_async_callback(self._rest.stop)
             self._rest.start()
             if not rest.path:
@@ -194,9 +270,31 @@ class Daemon:
 
     async def _warm_up(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._catalog.rebuild())
+            group.create_task(self._keep_store())
+            group.create_task(self._catalog.holdings.audit.run())
             group.create_task(self._keep_workers_warm())
             group.create_task(self._tell_readiness())
+            group.create_task(self._keep_sockets())
+
+    async def _keep_sockets(self) -> None:
+        """A cleaner of old files may take a socket away; who connects next must find it again."""
+        while True:
+            await asyncio.sleep(SOCKET_PERIOD_S)
+            try:
+                if await self._grpc.renew_unix():
+                    log.warning("the socket %s was deleted, and is there again", self._config.socket)
+                if await self._leases.renew():
+                    log.warning("the socket for leases was deleted, and is made again")
+            except (KaasError, OSError) as error:
+                log.error("the socket was deleted and cannot be made again: %s", error)
+
+    async def _keep_store(self) -> None:
+        """What must go is known once the index is complete; until then nothing does."""
+        await self._catalog.rebuild()
+        await self._catalog.holdings.recall()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keeper.run())
+            group.create_task(self._scrubber.run())
 
     async def _keep_workers_warm(self) -> None:
         """Start them; the pool replaces a zygote that dies, but tries only once when nobody asks it."""
@@ -223,6 +321,32 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READINESS_PERIOD_S):
                     await self._pool.warmth_changed.wait()
+
+
+def _rest_modules() -> tuple[ModuleType, ModuleType]:
+    """REST's own and FastAPI, half of all that the daemon imports: only where it is served."""
+    from kaas.server import rest_api, rest_server
+
+    return rest_api, rest_server
+
+
+def _store_limits(config: Config) -> StoreLimits:
+    return StoreLimits(
+        soft_bytes=config.store_soft_bytes,
+        soft_files=config.store_soft_files,
+        max_idle_s=config.store_max_idle_s,
+        hard_bytes=config.store_hard_bytes,
+        min_free_bytes=config.store_min_free_bytes,
+        half_life_s=config.store_half_life_s,
+    )
+
+
+def _compile_limits(config: Config) -> CompileLimits:
+    """As configured, but less than this node's memory: our own limit ends a compile, not the kernel's."""
+    most = int(SHARE * memory_room().total_bytes)
+    return CompileLimits(
+        wall_s=config.compile_wall_limit_s, memory_bytes=min(config.compile_memory_limit_bytes, most)
+    )
 
 
 def _is_writable(store: Store) -> bool:

@@ -1,13 +1,16 @@
-"""Explanation: one plain sentence that says why the nearest cached kernel is not the one wanted."""
+"""Explanation: one plain sentence that says why a kernel is not there."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from kaas.proto.passport import FieldDifference
+from kaas.server.negative_results import Failure
+from kaas.server.scheduler import Forecast
 
 NAMED_FIELDS = 4
 """How many differing fields the sentence spells out."""
@@ -36,6 +39,32 @@ def reason_for_miss(differences: Sequence[FieldDifference]) -> str:
         + (f"; and {more} more" if more > 0 else "")
         + "."
     )
+
+
+def reason_of_failure(failure: Failure) -> str:
+    """Why a kernel is not there although it was asked for, until when that answer holds, how to end it."""
+    outlook = {
+        "deterministic": "The same compile would fail again",
+        "transient": "It may succeed later",
+    }[failure.kind]
+    tries = f"{failure.attempts} tries" if failure.attempts > 1 else "one try"
+    message = failure.message.rstrip(".")
+    return (
+        f"Not cached: its compile failed at {_utc(failure.failed_unix)} after {tries}: {message}. "
+        f"{outlook}, so this is the answer until {_utc(failure.expires_unix)}; "
+        f"kaas failures --clear {failure.key[:12]} has it tried again."
+    )
+
+
+def progress_text(forecast: Forecast) -> str:
+    """How far a compile is."""
+    if forecast.state == "compiling":
+        return f"it is compiling, about {forecast.estimate_s:.0f} s more"
+    return f"it is queued as number {forecast.place}, about {forecast.estimate_s:.0f} s away"
+
+
+def _utc(unix: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix))
 
 
 def kind_of(path: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,13 +17,15 @@ from kaas.kernel_library.family import Family
 from kaas.kernel_library.kernel_pages import page_text
 from kaas.kernel_library.registry import families, family_named, json_schema
 from kaas.proto.canonical import canonical_json
-from kaas.proto.errors import InvalidConfig
+from kaas.proto.errors import InvalidConfig, InvalidRequest
 from kaas.proto.v1 import kernel_service_pb2 as pb
 from kaas.proto.v1 import kernel_service_pb2_grpc as pb_grpc
 from kaas.server import listeners
 from kaas.server.catalog import Catalog, KernelFilter, KernelSummary
-from kaas.server.kernel_request import KernelRequest
+from kaas.server.kernel_request import KernelRequest, time_to_answer
 from kaas.server.listeners import SocketAccess
+from kaas.server.negative_results import Failure, NegativeResults
+from kaas.server.paging import page_of
 from kaas.server.prewarm import PrewarmEntry, PrewarmEvent, PrewarmJobs
 from kaas.server.scheduler import Priority
 from kaas.server.service import KernelService
@@ -37,6 +41,12 @@ READINESS_NAME = "kaas.ready"
 
 _OUTCOMES = {"hit": pb.OUTCOME_HIT, "compiled": pb.OUTCOME_COMPILED, "joined": pb.OUTCOME_JOINED}
 
+_PRIORITIES = {
+    pb.PRIORITY_RANK: Priority.RANK,
+    pb.PRIORITY_USER: Priority.USER,
+    pb.PRIORITY_PREWARM: Priority.PREWARM,
+}
+
 Context = grpc.aio.ServicerContext[Any, Any]
 Reply = TypeVar("Reply")
 
@@ -44,10 +54,13 @@ Reply = TypeVar("Reply")
 class KernelServicer(pb_grpc.KernelServiceServicer):
     """Translates messages to calls and errors to statuses; decides nothing."""
 
-    def __init__(self, service: KernelService, catalog: Catalog, jobs: PrewarmJobs) -> None:
+    def __init__(
+        self, service: KernelService, catalog: Catalog, jobs: PrewarmJobs, failures: NegativeResults
+    ) -> None:
         self._service = service
         self._catalog = catalog
         self._jobs = jobs
+        self._failures = failures
 
     async def GetKernel(self, request: pb.GetKernelRequest, context: Context) -> pb.GetKernelResponse:
         """Find or compile one kernel within the call's deadline."""
@@ -57,13 +70,14 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 KernelRequest(
                     spec=request.spec_json,
                     soc_name=request.soc_name,
-                    priority=(
-                        Priority.PREWARM if request.priority == pb.PRIORITY_PREWARM else Priority.FOREGROUND
-                    ),
+                    priority=_PRIORITIES.get(request.priority, Priority.USER),
                     strict=request.strict,
                     inline=request.inline_artifact,
-                    timeout_s=context.time_remaining(),
+                    timeout_s=time_to_answer(context.time_remaining()),
                     client=_client(request.client),
+                    pid=request.client.pid,
+                    job=request.client.job[:64],
+                    rank=request.client.rank[:16],
                 )
             )
             return pb.GetKernelResponse(
@@ -76,7 +90,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 environment_generation=self._service.environment.generation,
             )
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
     async def ListKernels(self, request: pb.ListKernelsRequest, context: Context) -> pb.ListKernelsResponse:
         """One page of cached and coming kernels."""
@@ -100,7 +114,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 total=page.total,
             )
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
     async def DescribeKernel(
         self, request: pb.DescribeKernelRequest, context: Context
@@ -116,10 +130,10 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                 choices_json=canonical_json(kernel.choices).decode(),
                 source=kernel.source,
                 log=kernel.log,
-                artifact_path=str(kernel.path),
+                artifact_path=str(kernel.path or ""),
             )
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         """Why a spec hits or misses."""
@@ -146,9 +160,10 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
                     )
                     for near in explanation.nearest
                 ],
+                failure=self._failure(explanation.failure) if explanation.failure else None,
             )
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
     async def Prewarm(self, request: pb.PrewarmRequest, context: Context) -> AsyncIterator[pb.PrewarmEvent]:
         """Run a job and stream its progress; the job belongs to the call and ends with it."""
@@ -159,12 +174,56 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
             ]
             return self._jobs.start(entries, request.label).id
 
-        job_id = await _guarded(start, context)
+        job_id = await guarded(start, context)
         try:
             async for event in self._jobs.get(job_id).follow():
                 yield _prewarm_event(event)
         finally:
             self._jobs.cancel(job_id)
+
+    async def ListFailures(
+        self, request: pb.ListFailuresRequest, context: Context
+    ) -> pb.ListFailuresResponse:
+        """One page of remembered failures, newest first."""
+
+        async def answer() -> pb.ListFailuresResponse:
+            found = [one for one in self._failures.all() if request.family in ("", one.family)]
+            page, token, total = page_of(found, request.page_size or 100, request.page_token)
+            return pb.ListFailuresResponse(
+                failures=map(self._failure, page), next_page_token=token, total=total
+            )
+
+        return await guarded(answer, context)
+
+    async def ClearFailures(
+        self, request: pb.ClearFailuresRequest, context: Context
+    ) -> pb.ClearFailuresResponse:
+        """Forget one remembered failure, or all."""
+
+        async def answer() -> pb.ClearFailuresResponse:
+            if request.all == bool(request.key):
+                raise InvalidRequest("what to clear is not clear", field="key", legal="a key, or all")
+            keys = self._failures.clear_all() if request.all else self._failures.clear(request.key)
+            return pb.ClearFailuresResponse(keys=keys)
+
+        return await guarded(answer, context)
+
+    def _failure(self, failure: Failure) -> pb.Failure:
+        passport = failure.passport
+        return pb.Failure(
+            key=failure.key,
+            family=failure.family,
+            spec_json=canonical_json(passport.spec).decode(),
+            soc_name=passport.target.soc_name,
+            cann_version=passport.toolchain.cann_version,
+            toolchain_kind=passport.toolchain.kind,
+            kind=failure.kind,
+            attempts=failure.attempts,
+            failed_unix=failure.failed_unix,
+            expires_unix=failure.expires_unix,
+            answered=self._failures.answered(failure.key),
+            error_json=_json(failure.error),
+        )
 
     async def GetEnvironment(
         self, request: pb.GetEnvironmentRequest, context: Context
@@ -182,10 +241,10 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
             names = [family_named(request.name).name] if request.name else sorted(families())
             return pb.ListFamiliesResponse(families=[_family(families()[name]) for name in names])
 
-        return await _guarded(answer, context)
+        return await guarded(answer, context)
 
 
-async def _guarded(answer: Callable[[], Awaitable[Reply]], context: Context) -> Reply:
+async def guarded(answer: Callable[[], Awaitable[Reply]], context: Context) -> Reply:
     """The answer, or the call ended with the error's status and its record."""
     try:
         return await answer()
@@ -234,34 +293,63 @@ def _prewarm_event(event: PrewarmEvent) -> pb.PrewarmEvent:
 class GrpcServer:
     """The listening server with its health service."""
 
-    def __init__(self, servicer: KernelServicer) -> None:
-        self._server = grpc.aio.server(
+    def __init__(
+        self, servicer: KernelServicer, store_servicer: pb_grpc.StoreServiceServicer | None = None
+    ) -> None:
+        self._servicer, self._store_servicer = servicer, store_servicer
+        self._health = health.aio.HealthServicer()
+        self._path: Path | None = None
+        self._access: SocketAccess | None = None
+        self._own: tuple[int, int] | None = None
+        self._server = self._new_server()
+        self._renewed: list[grpc.aio.Server] = []
+
+    def _new_server(self) -> grpc.aio.Server:
+        server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
                 ("grpc.max_send_message_length", MAX_REPLY_BYTES),
                 ("grpc.so_reuseport", 0),
             )
         )
-        self._health = health.aio.HealthServicer()
-        self._path: Path | None = None
-        self._own: tuple[int, int] | None = None
-        pb_grpc.add_KernelServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        pb_grpc.add_KernelServiceServicer_to_server(self._servicer, server)  # type: ignore[no-untyped-call]
+        if self._store_servicer is not None:
+            pb_grpc.add_StoreServiceServicer_to_server(self._store_servicer, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        return server
 
     def bind_unix(self, path: Path, access: SocketAccess) -> None:
         """Listen at ``path``. Raises like :func:`kaas.server.listeners.claimed_socket`."""
+        self._bind_unix(self._server, path, access)
+
+    async def renew_unix(self) -> bool:
+        """Listen at the socket's path anew if the socket was deleted; whether it was.
+
+        What another process put there is left alone. Raises like :meth:`bind_unix`.
+        """
+        path, access = self._path, self._access
+        if path is None or access is None or os.path.lexists(path):
+            return False
+        # A started server takes no further ports. The one before goes on for those who are connected to it.
+        server = self._new_server()
+        self._bind_unix(server, path, access)
+        await server.start()
+        self._renewed.append(server)
+        return True
+
+    def _bind_unix(self, server: grpc.aio.Server, path: Path, access: SocketAccess) -> None:
         with listeners.claimed_socket(path, access, field="socket") as staging:
-            self._add_port(f"unix:{staging}", "socket", str(path))
-        self._path, self._own = path, listeners.identity(path)
+            self._add_port(server, f"unix:{staging}", "socket", str(path))
+        self._path, self._access, self._own = path, access, listeners.identity(path)
 
     def bind_tcp(self, host: str, port: int) -> int:
         """Listen on TCP; returns the port. Raises :class:`InvalidConfig` when it cannot be bound."""
         name = f"[{host}]" if ":" in host else host
-        return self._add_port(f"{name}:{port}", "tcp_address", f"{host}:{port}")
+        return self._add_port(self._server, f"{name}:{port}", "tcp_address", f"{host}:{port}")
 
-    def _add_port(self, address: str, field: str, shown: str) -> int:
+    def _add_port(self, server: grpc.aio.Server, address: str, field: str, shown: str) -> int:
         with contextlib.suppress(RuntimeError):
-            if port := self._server.add_insecure_port(address):
+            if port := server.add_insecure_port(address):
                 return int(port)
         raise InvalidConfig(f"{field}: cannot listen on {shown}", field=field, hint="choose another address")
 
@@ -285,4 +373,4 @@ class GrpcServer:
         """Remove the socket, refuse new calls, end running ones after ``grace_s`` at the latest."""
         if self._path is not None:
             listeners.remove_own(self._path, self._own)
-        await self._server.stop(grace_s)
+        await asyncio.gather(*(server.stop(grace_s) for server in (self._server, *self._renewed)))

@@ -34,7 +34,7 @@ class PrewarmEntry(msgspec.Struct, frozen=True, kw_only=True):
     soc_name: str = ""
 
 
-def _kernels_of(entry: PrewarmEntry) -> list[PrewarmEntry]:
+def kernels_of(entry: PrewarmEntry) -> list[PrewarmEntry]:
     """The entry, or one for each stage if it is a composite's; what is wrong shows when its turn comes."""
     if not may_be_composite(entry.spec):
         return [entry]
@@ -180,7 +180,7 @@ class PrewarmJobs:
             )
         if len(self._tasks) >= MAX_ACTIVE_JOBS:
             raise Overloaded(f"{MAX_ACTIVE_JOBS} pre-warm jobs are running", hint="wait for one to finish")
-        job = PrewarmJob([kernel for entry in entries for kernel in _kernels_of(entry)], label)
+        job = PrewarmJob([kernel for entry in entries for kernel in kernels_of(entry)], label)
         self._jobs[job.id] = job
         task = asyncio.create_task(self._run(job), name=f"prewarm {job.id}")
         # Also runs when the task is cancelled before its first step.

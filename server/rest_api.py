@@ -16,11 +16,14 @@ from kaas.kernel_library.registry import composite_named, composite_names, famil
 from kaas.kernel_library.spec import Spec
 from kaas.proto.errors import InvalidRequest, KaasError
 from kaas.server.catalog import Catalog
+from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmJobs
+from kaas.server.rest_failures import add_failure_routes
 from kaas.server.rest_kernels import add_kernel_routes
 from kaas.server.rest_node import Readiness, add_node_routes
 from kaas.server.rest_parameters import PROBLEMS, refuse_unknown_parameters
 from kaas.server.rest_prewarm import add_prewarm_routes
+from kaas.server.rest_store import add_store_routes
 from kaas.server.service import KernelService
 from kaas.server.status import (
     PROBLEM_MEDIA_TYPE,
@@ -30,10 +33,17 @@ from kaas.server.status import (
     json_bytes,
     problem_document,
 )
+from kaas.server.store_service import StoreService
 
 
 def create_app(
-    service: KernelService, catalog: Catalog, jobs: PrewarmJobs, readiness: Readiness, version: str
+    service: KernelService,
+    catalog: Catalog,
+    jobs: PrewarmJobs,
+    failures: NegativeResults,
+    readiness: Readiness,
+    version: str,
+    store: StoreService,
 ) -> FastAPI:
     """The ASGI app; the guard and the listener are the caller's business."""
     app = FastAPI(
@@ -49,7 +59,9 @@ def create_app(
     app.state.jobs = jobs
     _add_error_handlers(app)
     add_kernel_routes(app, service, catalog)
+    add_failure_routes(app, failures)
     add_prewarm_routes(app, jobs)
+    add_store_routes(app, store)
     add_node_routes(app, service, readiness)
     _describe(app)
     return app

@@ -11,7 +11,9 @@ from fastapi.responses import PlainTextResponse
 import kaas.server.rest_models as bodies
 from kaas.server.catalog import Catalog, KernelFilter, KernelSummary
 from kaas.server.kernel_request import KernelRequest
+from kaas.server.rest_failures import failure_body
 from kaas.server.rest_parameters import PROBLEMS, Filter, Key, PageSize, PageToken
+from kaas.server.scheduler import Priority
 from kaas.server.service import KernelService
 
 
@@ -29,7 +31,7 @@ def add_kernel_routes(app: FastAPI, service: KernelService, catalog: Catalog) ->
         page_size: PageSize = 100,
         page_token: PageToken = "",
     ) -> bodies.KernelPageBody:
-        """Cached kernels, newest first, and those that are coming."""
+        """Kernels that are coming, those whose compile failed, and cached ones, newest first."""
         page = await catalog.page(
             KernelFilter(
                 family=family,
@@ -57,7 +59,7 @@ def add_kernel_routes(app: FastAPI, service: KernelService, catalog: Catalog) ->
             passport=msgspec.to_builtins(kernel.passport),
             launch=msgspec.to_builtins(kernel.launch),
             choices=kernel.choices,
-            artifact_path=str(kernel.path),
+            artifact_path=str(kernel.path or ""),
         )
 
     @app.get(
@@ -84,7 +86,13 @@ def add_kernel_routes(app: FastAPI, service: KernelService, catalog: Catalog) ->
     async def compile_kernel(body: bodies.CompileBody) -> bodies.DeliveryBody:
         """Find or compile one kernel. After `timeout_s` a compile under way goes on for whoever asks next."""
         delivery = await service.get_kernel(
-            KernelRequest(spec=body.spec, soc_name=body.soc_name, timeout_s=body.timeout_s, client="rest")
+            KernelRequest(
+                spec=body.spec,
+                soc_name=body.soc_name,
+                priority=Priority[body.priority.upper()],
+                timeout_s=body.timeout_s,
+                client="rest",
+            )
         )
         return bodies.DeliveryBody(
             key=delivery.key,
@@ -104,6 +112,7 @@ def add_kernel_routes(app: FastAPI, service: KernelService, catalog: Catalog) ->
             hit=explanation.hit,
             reason=explanation.reason,
             passport=msgspec.to_builtins(question.passport),
+            failure=failure_body(explanation.failure) if explanation.failure else None,
             nearest=[
                 bodies.NearBody(
                     key=near.key,

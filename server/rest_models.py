@@ -30,6 +30,20 @@ _SUMMARY: dict[str, Any] = {
     "hits": 17,
     "current": True,
 }
+_FAILURE: dict[str, Any] = {
+    "key": KEY,
+    "family": "gemm",
+    "spec": SPEC,
+    "soc_name": "Ascend950PR_9579",
+    "cann_version": "9.1.0",
+    "toolchain_kind": "cann",
+    "kind": "deterministic",
+    "attempts": 1,
+    "failed_unix": 1790000000.0,
+    "expires_unix": 1790086400.0,
+    "answered": 99,
+    "error": {"code": "compile_failed", "message": "bisheng failed with status 1", "details": {}},
+}
 _JOB: dict[str, Any] = {
     "id": "9f86d081884c7d65",
     "label": "llama-8b rollout",
@@ -94,6 +108,11 @@ class KernelSummaryBody(BaseModel):
     compile_seconds: float
     hits: int
     current: bool
+    place: int = Field(0, description="in the queue, from 1; 0: it is not queued")
+    estimate_s: float = Field(0.0, description="seconds until a coming kernel is ready, roughly")
+    error: str = Field("", description="what went wrong, when its compile failed")
+    leases: int = 0
+    pinned: bool = False
 
 
 class KernelPageBody(BaseModel):
@@ -124,6 +143,40 @@ class KernelBody(BaseModel):
     artifact_path: str
 
 
+class FailureBody(BaseModel):
+    """A failed compile that is remembered: requests for it are answered with `error` until it expires."""
+
+    model_config = _example(_FAILURE)
+    key: str
+    family: str
+    spec: dict[str, Any]
+    soc_name: str
+    cann_version: str
+    toolchain_kind: str
+    kind: Literal["deterministic", "transient"]
+    attempts: int
+    failed_unix: float
+    expires_unix: float
+    answered: int = Field(description="requests answered with it since this daemon started")
+    error: dict[str, Any]
+
+
+class FailurePageBody(BaseModel):
+    """A page of remembered failures, newest first; ``next_page_token`` is empty on the last one."""
+
+    model_config = _example({"failures": [_FAILURE], "next_page_token": "", "total": 1})
+    failures: list[FailureBody]
+    next_page_token: str
+    total: int
+
+
+class ClearedBody(BaseModel):
+    """Keys whose failures are forgotten; the next request for one compiles again."""
+
+    model_config = _example({"keys": [KEY]})
+    keys: list[str]
+
+
 class CompileBody(BaseModel):
     """Ask for one kernel; the call returns when it is ready or ``timeout_s`` has passed."""
 
@@ -131,6 +184,7 @@ class CompileBody(BaseModel):
     spec: dict[str, Any]
     soc_name: str = Field("", max_length=64, description="empty: this node's own target")
     timeout_s: float = Field(60.0, gt=0, le=3600, allow_inf_nan=False)
+    priority: Literal["rank", "user", "prewarm"] = Field("user", description="who waits for it")
 
 
 class DeliveryBody(BaseModel):
@@ -204,6 +258,7 @@ class ExplanationBody(BaseModel):
     reason: str
     nearest: list[NearBody]
     passport: dict[str, Any]
+    failure: FailureBody | None = None
 
 
 class PrewarmEntryBody(BaseModel):
@@ -255,12 +310,21 @@ class JobPageBody(BaseModel):
 
 
 class FamilyBody(BaseModel):
-    """One kernel family and the JSON Schema (2020-12) of its specs."""
+    """One kernel family, or composite of several kernels, and the JSON Schema (2020-12) of its specs."""
 
     model_config = _example(
-        {"name": "rmsnorm", "summary": "root mean square normalisation", "spec_schema": {"type": "object"}}
+        {
+            "name": "rmsnorm",
+            "kind": "kernel",
+            "summary": "root mean square normalisation",
+            "spec_schema": {"type": "object"},
+        }
     )
     name: str
+    kind: Literal["kernel", "composite"] = Field(
+        "kernel",
+        description="a composite stands for several kernels, and only pre-warm jobs and pins take it",
+    )
     summary: str
     spec_schema: dict[str, Any]
 
@@ -271,6 +335,7 @@ class FamilyDetailBody(FamilyBody):
     model_config = _example(
         {
             "name": "gemm",
+            "kind": "kernel",
             "summary": "dense product",
             "spec_schema": {"type": "object"},
             "page": "# gemm",
@@ -284,11 +349,18 @@ class FamilyDetailBody(FamilyBody):
 
 
 class FamilyPageBody(BaseModel):
-    """A page of families by name; ``next_page_token`` is empty on the last one."""
+    """A page of families and composites by name; ``next_page_token`` is empty on the last one."""
 
     model_config = _example(
         {
-            "families": [{"name": "gemm", "summary": "dense product", "spec_schema": {"type": "object"}}],
+            "families": [
+                {
+                    "name": "gemm",
+                    "kind": "kernel",
+                    "summary": "dense product",
+                    "spec_schema": {"type": "object"},
+                }
+            ],
             "next_page_token": "",
             "total": 1,
         }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from fastapi import FastAPI, Response
 
 import kaas.server.rest_models as bodies
-from kaas.kernel_library.kernel_pages import page_text
-from kaas.kernel_library.registry import families, family_named, json_schema
-from kaas.server.rest_parameters import FamilyName, PageSize, PageToken, page_of
+from kaas.kernel_library.composite import Composite
+from kaas.kernel_library.family import Family
+from kaas.kernel_library.kernel_pages import composite_text, page_text
+from kaas.kernel_library.registry import composite_named, composite_names, families, family_named, json_schema
+from kaas.kernel_library.spec import Spec
+from kaas.server.paging import page_of
+from kaas.server.rest_parameters import FamilyName, PageSize, PageToken
 from kaas.server.service import KernelService
 
 Readiness = Callable[[], Awaitable[dict[str, bool]]]
@@ -26,32 +30,30 @@ def add_node_routes(app: FastAPI, service: KernelService, readiness: Readiness) 
 
     @app.get("/v1/families", tags=["node"])
     async def list_families(page_size: PageSize = 100, page_token: PageToken = "") -> bodies.FamilyPageBody:
-        """Kernel families and the JSON Schema of their specs, by name."""
-        page, next_token, total = page_of(sorted(families()), page_size, page_token)
+        """Kernel families, composites, and the JSON Schema of their specs, by name."""
+        page, next_token, total = page_of(sorted({*families(), *composite_names()}), page_size, page_token)
         return bodies.FamilyPageBody(
-            families=[
-                bodies.FamilyBody(
-                    name=name,
-                    summary=families()[name].summary,
-                    spec_schema=json_schema(families()[name].spec_type),
-                )
-                for name in page
-            ],
-            next_page_token=next_token,
-            total=total,
+            families=[_family(name) for name in page], next_page_token=next_token, total=total
         )
 
     @app.get("/v1/families/{name}", tags=["node"])
     async def show_family(name: FamilyName) -> bodies.FamilyDetailBody:
-        """One kernel family: spec schema, arguments, reference, tolerance, sources."""
-        family = family_named(name)
+        """One kernel family or composite: spec schema, arguments, reference, tolerance, sources."""
+        examples: Sequence[Spec] = ()
+        serves: Sequence[str] = ()
+        if name in composite_names():
+            composite = composite_named(name)
+            page, examples = composite_text(composite), composite.examples
+        else:
+            family = family_named(name)
+            page = page_text(family)
+            if family.page:
+                examples, serves = family.page.examples, family.page.serves
         return bodies.FamilyDetailBody(
-            name=family.name,
-            summary=family.summary,
-            spec_schema=json_schema(family.spec_type),
-            page=page_text(family),
-            examples=[spec.to_record() for spec in family.page.examples] if family.page else [],
-            serves=list(family.page.serves) if family.page else [],
+            **dict(_family(name)),
+            page=page,
+            examples=[spec.to_record() for spec in examples],
+            serves=list(serves),
         )
 
     @app.get("/healthz", tags=["health"])
@@ -66,3 +68,13 @@ def add_node_routes(app: FastAPI, service: KernelService, readiness: Readiness) 
         ready = all(checks.values())
         response.status_code = 200 if ready else 503
         return bodies.ReadyBody(ready=ready, checks=checks)
+
+
+def _family(name: str) -> bodies.FamilyBody:
+    known: Family | Composite = composite_named(name) if name in composite_names() else family_named(name)
+    return bodies.FamilyBody(
+        name=known.name,
+        kind="composite" if name in composite_names() else "kernel",
+        summary=known.summary,
+        spec_schema=json_schema(known.spec_type),
+    )

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
 from fastapi.routing import APIRoute
 
 import kaas.server.rest_models as bodies
 from kaas.proto.errors import InvalidRequest
-from kaas.server.catalog import MAX_PAGE
+from kaas.server.paging import MAX_PAGE
 from kaas.server.status import PROBLEM_MEDIA_TYPE
-
-Item = TypeVar("Item")
 
 Key = Annotated[
     str,
@@ -53,20 +48,3 @@ async def refuse_unknown_parameters(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             raise InvalidRequest(f"there is no parameter {name[:80]!r}", field=name[:80], legal=sorted(known))
-
-
-def page_of(items: Sequence[Item], size: int, token: str) -> tuple[Sequence[Item], str, int]:
-    """One page of a short sequence, the token of the next, and the total."""
-    start = 0
-    if token:
-        try:
-            start = int(base64.urlsafe_b64decode(token.encode()))
-        except (ValueError, binascii.Error):
-            start = -1
-        if not 0 <= start <= len(items):
-            raise InvalidRequest(
-                "the page token is not one of ours", field="page_token", legal="a next_page_token"
-            )
-    end = start + size
-    more = base64.urlsafe_b64encode(str(end).encode()).decode() if end < len(items) else ""
-    return items[start:end], more, len(items)

@@ -10,8 +10,9 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 import kaas.server.rest_models as bodies
+from kaas.server.paging import page_of
 from kaas.server.prewarm import PrewarmEntry, PrewarmJob, PrewarmJobs
-from kaas.server.rest_parameters import PROBLEMS, JobId, PageSize, PageToken, page_of
+from kaas.server.rest_parameters import PROBLEMS, JobId, PageSize, PageToken
 from kaas.server.status import json_bytes
 
 ERRORS_SHOWN = 100

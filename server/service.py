@@ -15,6 +15,7 @@ from typing import Any
 
 from kaas.cache.artifact import Artifact, encode_artifact
 from kaas.cache.environment_file import publish_environment, read_environment
+from kaas.cache.memory_tier import MemoryKernel
 from kaas.cache.store import Store
 from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
 from kaas.compiler.pool import CompilerPool
@@ -22,6 +23,8 @@ from kaas.kernel_library.registry import parse_spec
 from kaas.kernel_library.targets import target_named
 from kaas.proto.environment import Environment
 from kaas.proto.errors import (
+    ArtifactDamaged,
+    CompileOutOfMemory,
     KaasError,
     PermissionDenied,
     StoreFull,
@@ -30,12 +33,17 @@ from kaas.proto.errors import (
 )
 from kaas.proto.passport import KernelKey
 from kaas.server.catalog import Catalog, summarize_passport
+from kaas.server.compile_costs import CompileCosts
 from kaas.server.kernel_request import Delivery, Kernel, KernelRequest, Outcome, Question
+from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmEntry
 from kaas.server.scheduler import Priority, Scheduler
 from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
+
+READS = 5
+"""How often a kernel may be evicted or damaged between finding and reading it before that is an error."""
 
 
 class KernelService:
@@ -50,6 +58,8 @@ class KernelService:
         pool: CompilerPool,
         scheduler: Scheduler[Kernel],
         limits: CompileLimits,
+        failures: NegativeResults,
+        costs: CompileCosts,
     ) -> None:
         self.environment = environment
         self._store = store
@@ -57,6 +67,9 @@ class KernelService:
         self._pool = pool
         self._scheduler = scheduler
         self._limits = limits
+        self._failures = failures
+        self._costs = costs
+        self._holdings = catalog.holdings
 
     def question(self, spec: bytes | Mapping[str, Any], soc_name: str = "") -> Question:
         """Check spec and target and compute the key. Raises :class:`InvalidSpec` or UnsupportedTarget."""
@@ -72,34 +85,48 @@ class KernelService:
     async def get_kernel(self, request: KernelRequest) -> Delivery:
         """Find the kernel in the store, or compile it (with everybody else who asks for it)."""
         started = time.monotonic()
-        family, key, outcome = "", "", "refused"
+        family, key, outcome, why = "", "", "refused", ""
         try:
             question = self.question(request.spec, request.soc_name)
             family, key = question.spec.family, question.key
-            kernel, found = await self._find_or_compile(question, request)
-            outcome = found
+            kernel, found, content = await self._find_with_bytes(question, request)
+            outcome, why = found, kernel.why_absent
             return Delivery(
                 key=question.key,
                 outcome=found,
                 artifact_path=kernel.path,
-                artifact=await self._bytes(kernel, request.inline),
+                artifact=content,
                 compile_seconds=kernel.compile_seconds,
                 waited_seconds=time.monotonic() - started,
             )
         except BaseException as error:
             outcome = error.code if isinstance(error, KaasError) else type(error).__name__
+            why = error.message if isinstance(error, KaasError) else ""
             raise
         finally:
+            taken_ms = round(1000 * (time.monotonic() - started), 1)
             log.info(
                 "kernel",
                 extra=facts(
                     key=key[:12],
                     family=family,
                     outcome=outcome,
-                    ms=round(1000 * (time.monotonic() - started), 1),
+                    ms=taken_ms,
                     priority=request.priority.name.lower(),
                     client=request.client,
                 ),
+            )
+            self._holdings.audit.note(
+                "request",
+                key=key,
+                family=family,
+                outcome=outcome,
+                why=why,
+                ms=taken_ms,
+                priority=request.priority.name.lower(),
+                pid=request.pid or None,
+                job=request.job,
+                rank=request.rank,
             )
 
     async def warm(self, entry: PrewarmEntry) -> tuple[str, Outcome]:
@@ -108,8 +135,22 @@ class KernelService:
         delivery = await self.get_kernel(request)
         return delivery.key, delivery.outcome
 
+    async def _find_with_bytes(
+        self, question: Question, request: KernelRequest
+    ) -> tuple[Kernel, Outcome, bytes | None]:
+        """The kernel, with its bytes if they are wanted or not in the store; one that goes away between
+        finding and reading is found, or made, again."""
+        for _ in range(READS):
+            kernel, found = await self._find_or_compile(question, request)
+            if kernel.path is None or not request.inline:
+                return kernel, found, kernel.encoded
+            content = await asyncio.to_thread(_verified_bytes, kernel.path, question.key)
+            if content is not None:
+                return kernel, found, content
+        raise StoreUnavailable(f"{kernel.path} went away {READS} times while it was read")
+
     async def _find_or_compile(self, question: Question, request: KernelRequest) -> tuple[Kernel, Outcome]:
-        stored = await self._load(question.key)
+        stored = await self._load(question.key) or self._recall(question.key)
         if stored is not None:
             return stored, "hit"
         if request.strict:
@@ -120,16 +161,30 @@ class KernelService:
                 key=question.key,
                 spec=question.spec.to_record(),
             )
+        self._failures.answer(question.key)
+        if request.priority < Priority.PREWARM:
+            self._pool.hurry(question.key)  # in case it is compiled behind everybody else
         landing = await self._scheduler.run(
             question.key,
             functools.partial(self._build, question),
             priority=request.priority,
             timeout_s=request.timeout_s,
+            family=question.spec.family,
             subject=question.passport,
+            on_failure=functools.partial(self._remember, question),
         )
         if landing.joined:
             return landing.value, "joined"
         return landing.value, "compiled" if landing.value.was_compiled else "hit"
+
+    def _remember(self, question: Question, error: KaasError, attempts: int) -> None:
+        failure = self._failures.remember(question.passport, error, attempts)
+        kind = failure.kind if failure else "passing"
+        log.warning(
+            "compile failed: %s",
+            error.message,
+            extra=facts(key=question.key[:12], attempts=attempts, kind=kind),
+        )
 
     async def _load(self, key: KernelKey) -> Kernel | None:
         """The stored kernel, verified; a damaged or unreadable one is a miss."""
@@ -149,6 +204,14 @@ class KernelService:
                 was_compiled=False,
             )
 
+    def _recall(self, key: KernelKey) -> Kernel | None:
+        """A kernel that waits in memory because the store cannot take it."""
+        kept = self._holdings.memory.get(key)
+        if kept is None:
+            return None
+        seconds = kept.row["compile_seconds"]
+        return Kernel(path=None, encoded=kept.encoded, compile_seconds=seconds, was_compiled=False)
+
     def _look_up(self, key: KernelKey) -> Artifact | None:
         artifact = self._store.load(key)
         root = self._store.root
@@ -160,9 +223,10 @@ class KernelService:
 
     async def _build(self, question: Question) -> Kernel:
         # The kernel may have landed between the caller's look into the store and this flight.
-        stored = await self._load(question.key)
+        stored = await self._load(question.key) or self._recall(question.key)
         if stored is not None:
             return stored
+        why_absent = await self._catalog.why_absent(question.passport)
         output = await self._compile(question)
         created_unix = time.time()
         encoded = encode_artifact(
@@ -175,21 +239,19 @@ class KernelService:
             created_unix=created_unix,
             compile_seconds=output.compile_seconds,
         )
-        path = await self._publish(question.key, encoded)
-        if path is not None:
-            self._catalog.added(
-                {
-                    **summarize_passport(question.passport),
-                    "size_bytes": len(encoded),
-                    "created_unix": created_unix,
-                    "compile_seconds": output.compile_seconds,
-                }
-            )
+        row = {
+            **summarize_passport(question.passport),
+            "size_bytes": len(encoded),
+            "created_unix": created_unix,
+            "compile_seconds": output.compile_seconds,
+        }
+        path = await self._publish(question.key, encoded, row)
         return Kernel(
             path=path,
             encoded=encoded if path is None else None,
             compile_seconds=output.compile_seconds,
             was_compiled=True,
+            why_absent=why_absent,
         )
 
     async def _compile(self, question: Question) -> CompileOutput:
@@ -201,22 +263,39 @@ class KernelService:
             limits=self._limits,
             toolchain=self.environment.toolchain,
             generator=question.passport.generator,
+            background=self._scheduler.priority_of(question.key) is Priority.PREWARM,
         )
         log.info("compiler start", extra=facts(key=question.key[:12]))
-        return await self._pool.compile(job)
-
-    async def _publish(self, key: KernelKey, encoded: bytes) -> Path | None:
-        """Into the store; one that cannot take it costs the cache entry, not the answer."""
+        family = question.spec.family
         try:
-            return await asyncio.to_thread(self._store.publish, key, encoded)
+            output = await self._pool.compile(job, question.key)
+        except CompileOutOfMemory:
+            self._costs.learn_shortage(family)
+            raise
+        self._failures.forget(question.key)
+        self._costs.learn(family, peak_bytes=output.peak_rss_bytes, seconds=output.compile_seconds)
+        return output
+
+    async def _publish(self, key: KernelKey, encoded: bytes, row: dict[str, Any]) -> Path | None:
+        """Into the store, or into memory when that cannot take it: the answer is the same."""
+        try:
+            path = await asyncio.to_thread(self._store.publish, key, encoded)
         except (StoreFull, StoreUnavailable) as refusal:
             log.warning("kernel is served but not stored: %s", refusal, extra=facts(key=key[:12]))
+            self._holdings.memory.put(MemoryKernel(key=key, encoded=encoded, row=row))
             return None
+        else:
+            self._catalog.added(row)
+            return path
+        finally:
+            self._holdings.news.set()
 
-    async def _bytes(self, kernel: Kernel, inline: bool) -> bytes | None:
-        if kernel.path is None or not inline:
-            return kernel.encoded
-        try:
-            return await asyncio.to_thread(kernel.path.read_bytes)
-        except OSError as error:
-            raise StoreUnavailable(f"{kernel.path} went away while it was read: {error.strerror}") from None
+
+def _verified_bytes(path: Path, key: KernelKey) -> bytes | None:
+    """The artifact at ``path``; ``None`` when it was evicted or damaged since it was found."""
+    try:
+        content = path.read_bytes()
+        Artifact(content, expected_key=key, origin=str(path)).close()
+    except (OSError, ArtifactDamaged):
+        return None
+    return content

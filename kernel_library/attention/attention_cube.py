@@ -12,8 +12,9 @@ through one ring of accumulators in L0C and one in UB; both sides count the same
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.attention.attention_tiles import CHUNK, L0_SLOTS, WEIGHT_SLOTS, AttentionTiles
 from kaas.kernel_library.cube.cube_pipeline import (
@@ -33,8 +34,7 @@ QUERY_EVENT = 7
 """Of MTE1 and MTE2, beside those of the slots of keys."""
 
 
-@dataclass(frozen=True)
-class AttentionCube:
+class AttentionCube(msgspec.Struct, frozen=True):
     """Macros of the cube side.
 
     ``open(rings, accumulator_ub, weights_l1)`` before the first tile: accumulators are [slots, rows/2, CHUNK]

@@ -9,8 +9,9 @@ m) first. Each vector core has half of a tile's rows. Weights leave as bf16 for 
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.attention.attention_cube import (
     ACCUMULATOR_EMPTY,
@@ -31,8 +32,7 @@ RESULT_EVENT = WEIGHT_SLOTS
 """Of V and MTE3, beside those of the slots of weights."""
 
 
-@dataclass(frozen=True)
-class AttentionSoftmax:
+class AttentionSoftmax(msgspec.Struct, frozen=True):
     """Macros of the vector side.
 
     ``open(accumulator_ub, weights_l1, vector_core)`` returns the state. ``tile(state, call, place, blocks)``

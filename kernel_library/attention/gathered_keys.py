@@ -13,8 +13,9 @@ Slots of L1 pass between the cores with two counting flags: both sides go throug
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.attention.attention_tiles import CHUNK, WEIGHT_SLOTS, AttentionTiles
 from kaas.kernel_library.attention.kv_records import (
@@ -41,8 +42,7 @@ FIRST_STAGE_EVENT = 3
 FIRST_INDEX_EVENT = 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeySet:
+class KeySet(msgspec.Struct, frozen=True, kw_only=True):
     """One cache and the index lists into it.
 
     ``cache``, ``indices`` and ``lengths`` are names of parameters: the cache ends with a record of ``fmt``,
@@ -58,8 +58,7 @@ class KeySet:
     records: Any
 
 
-@dataclass(frozen=True)
-class GatheredKeys:
+class GatheredKeys(msgspec.Struct, frozen=True):
     """Macros of both sides.
 
     Cube: ``open_cube()``, ``await_keys()`` on MTE2 and ``release()`` on MTE1. Vector: ``open(state, k_l1)``,

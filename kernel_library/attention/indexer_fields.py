@@ -6,8 +6,9 @@ whole queries as 64 rows hold; a block is eight tiles, whose queries stay in L0A
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.choice import only_one
 from kaas.kernel_library.cube.scaled_operands import PAIR, SCALED_OPERAND_SOURCES
@@ -51,8 +52,7 @@ FILL_COLUMNS = 2048
 KEY_SLOTS, QUERY_SLOTS, L0B_SLOTS, L0C_SLOTS, UB_SLOTS, LINE_SLOTS = 4, 2, 2, 4, 2, 2
 
 
-@dataclass(frozen=True)
-class IndexerTiles:
+class IndexerTiles(msgspec.Struct, frozen=True):
     """How queries and keys are cut for ``heads`` heads of ``head_dim`` values."""
 
     heads: int

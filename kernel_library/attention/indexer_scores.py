@@ -16,8 +16,9 @@ that begins inside a step are moved down in UB before they are stored: stores st
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.attention.indexer_fields import (
     BLOCK_TILES,
@@ -59,8 +60,7 @@ MINUS_INFINITY = 0xFF80
 """As bf16 bits."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """Queries ``first`` .. ``first + count`` and the keys ``begin`` .. ``end`` that some of them look at.
 
     All are variables. ``steps`` is the number of steps from ``begin`` on that are this core's; ``cleans``,

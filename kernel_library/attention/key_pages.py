@@ -9,8 +9,9 @@ has the keys one behind the other in both. ``tiles`` has values in columns of 32
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.attention.indexer_fields import FRACTAL, STEP_KEYS, IndexerTiles
 from kaas.kernel_library.attention.indexer_scores import TILELANG_DTYPES, Block, key_slot
@@ -25,8 +26,7 @@ LAYOUTS = ("rows", "tiles")
 BLOCK_BYTES = 32
 
 
-@dataclass(frozen=True)
-class PageShape:
+class PageShape(msgspec.Struct, frozen=True):
     """A page of ``size`` keys of ``tiles`` in ``layout``."""
 
     size: int

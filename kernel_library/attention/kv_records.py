@@ -12,8 +12,9 @@ its scale is a bf16 number as it is, unless it is too small for one: nothing is 
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from kaas.kernel_library.vector.block_values import exponent_scale
 
@@ -70,8 +71,7 @@ def held_bytes(stages: int, rows: int, width: int, formats: Sequence[RecordForma
     return stages * rows * row
 
 
-@dataclass(frozen=True)
-class RecordReader:
+class RecordReader(msgspec.Struct, frozen=True):
     """Macros for a ``T.SimdVF`` over a stage of held records of one format.
 
     ``decode(held, stage, rows)`` makes fp32 of the scales of ``rows`` records, ``None`` for bf16; what reads

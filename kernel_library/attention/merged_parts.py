@@ -9,8 +9,9 @@ the sum depends on nothing but the parts.
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.attention.attention_softmax import LEAST_SCORE, RESULT_EVENT
 from kaas.kernel_library.attention.attention_tiles import LSE_ROW_BYTES
@@ -27,8 +28,7 @@ def merged_parts_bytes(d_v: int) -> int:
     return STAGES * MERGED_ROWS * d_v * 4 + STAGES * VECTOR_LANES * 4 + MERGED_ROWS * LSE_ROW_BYTES
 
 
-@dataclass(frozen=True)
-class MergedParts:
+class MergedParts(msgspec.Struct, frozen=True):
     """Macros of a vector core that has no more tiles.
 
     ``open(state)`` takes the state of :func:`attention_softmax` on. ``merge(state, call, place, parts)``

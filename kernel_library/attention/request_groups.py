@@ -11,8 +11,9 @@ All macros run on scalar units and in SIMT functions alike. They hold their resu
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.spec import DYNAMIC
 from kaas.proto.extents import Extent
@@ -24,8 +25,7 @@ REQUEST_GROUPS_SOURCE = "kaas.kernel_library.attention.request_groups"
 MAX_NEXT_N = 64
 
 
-@dataclass(frozen=True)
-class RequestGroups:
+class RequestGroups(msgspec.Struct, frozen=True):
     """Macros of one call's requests.
 
     ``length_of(call, query)`` is how many keys a query looks at; ``is_first(call, query)`` is 1 for the

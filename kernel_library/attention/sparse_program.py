@@ -8,8 +8,9 @@ is quantised, make weights of scores and sum weighted values. A tile is 64 heads
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.attention.attention_cube import attention_cube
 from kaas.kernel_library.attention.attention_softmax import attention_softmax
@@ -41,8 +42,7 @@ SINK_EVENT = 7
 """Of MTE2 and V, behind those of gathered keys."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """One tile: a token of queries, ``head`` the first of its 64 heads, and its keys by set."""
 
     call: Any

@@ -11,8 +11,9 @@ one block per cube core is.
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.cube.cube_pipeline import CORE_PAIR, SECOND_VECTOR_CORE
 
@@ -24,8 +25,7 @@ ALL_STORED = 12
 PAIR_MAY_LOAD = 13
 
 
-@dataclass(frozen=True)
-class CoreBarrier:
+class CoreBarrier(msgspec.Struct, frozen=True):
     """Macros of the two sides: ``vector_side()`` after the stores, ``cube_side()`` before the loads.
 
     Every core of a kind runs its side once, whether it had work before or not.

@@ -13,8 +13,9 @@ parts: a :class:`TileWalk` says which tiles a core owns, :func:`cube_pipeline` m
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.cube.gemm_tiles import GemmTiles
 from kaas.kernel_library.spec import DYNAMIC
@@ -52,8 +53,7 @@ UB_FULL = 2
 SECOND_VECTOR_CORE = 16
 
 
-@dataclass(frozen=True)
-class TileWalk:
+class TileWalk(msgspec.Struct, frozen=True):
     """The output tiles of one matrix and who computes them; ``window`` tile rows are walked together.
 
     ``turns_of(core)`` is how many of the tiles a core owns, possibly none; its ``turn``-th one is tile
@@ -144,8 +144,7 @@ class Rings:
         return self.l0_turn[0] % 2
 
 
-@dataclass(frozen=True)
-class CubePipeline:
+class CubePipeline(msgspec.Struct, frozen=True):
     """The macros of one cube core's rings. ``turn`` counts its tiles; accumulator slots go round with it.
 
     ``open(rings)`` allocates the buffers and raises the empty flags; ``product(rings, turn, where, k_steps)``
@@ -254,8 +253,7 @@ def cube_pipeline(
     return CubePipeline(open=open_rings, product=product, released=released, close=close_rings)
 
 
-@dataclass(frozen=True)
-class OperandCopies:
+class OperandCopies(msgspec.Struct, frozen=True):
     """How one operand that is stored ``k_major`` ([K, rows] instead of [rows, K]) reaches L0.
 
     ``l1_tile`` is the L1 tile's shape. ``load(source, l1_tile, first, step)`` copies rows ``first`` and up,
@@ -294,8 +292,7 @@ def operand_copies(tiles: GemmTiles, rows: int, element_bytes: float, *, k_major
     return OperandCopies((bk, rows) if in_l0 else (rows, bk), load, feed)
 
 
-@dataclass(frozen=True)
-class VectorEpilogue:
+class VectorEpilogue(msgspec.Struct, frozen=True):
     """The macros that take an accumulator through the vector cores.
 
     Cube side: ``hand_over(rings, turn, accumulator_ub)`` splits the accumulator by rows over both vector

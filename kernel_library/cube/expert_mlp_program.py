@@ -11,8 +11,9 @@ and ups need no other program than two halves that lie side by side.
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.cube.core_barrier import CORE_BARRIER_SOURCE, core_barrier
 from kaas.kernel_library.cube.cube_pipeline import (
@@ -47,8 +48,7 @@ EXPERT_MLP_SOURCES = (
 ON_CUBE = "float8_e4m3fn"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Product:
+class _Product(msgspec.Struct, frozen=True, kw_only=True):
     """One phase: its sum's length, its tiles along N, and how far apart the halves of a tile of B lie."""
 
     k: int
@@ -61,8 +61,7 @@ class _Product:
         return -(-self.columns // self.tile_columns)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
     """One tile of one phase: its operands, where it begins, and what its epilogue needs."""
 
     product: _Product

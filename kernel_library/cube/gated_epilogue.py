@@ -10,8 +10,9 @@ without activation. Both use the same UB for what they store.
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.cube.cube_pipeline import (
     CORE_PAIR,
@@ -57,8 +58,7 @@ class _InSlot:
         return self._buffer[(self._slot, *at[1:])]
 
 
-@dataclass(frozen=True)
-class GatedEpilogue:
+class GatedEpilogue(msgspec.Struct, frozen=True):
     """The macros that take accumulators of ``WIDTH`` columns through the vector cores.
 
     Cube side: ``hand_over`` and ``close_cube`` as in a :class:`VectorEpilogue`. Vector side:

@@ -9,8 +9,9 @@ empty. Cores read the ends one by one from global memory, which the scalar unit 
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 GROUP_ALIGNMENT = 256
 """Groups start at multiples of this many rows (or values of K)."""
@@ -27,8 +28,7 @@ class Span:
         self.start, self.end = start, end
 
 
-@dataclass(frozen=True)
-class GroupReader:
+class GroupReader(msgspec.Struct, frozen=True):
     """Macros that walk a layout: ``open(span)`` first, then ``advance(span, layout, group)`` for each group.
 
     Groups come in order. ``advance`` returns start and end of the group; an empty one has end = start.

@@ -6,8 +6,9 @@ B that is widened on the vector cores; 32 consecutive K of a row share an e8m0 s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.cube.gemm_fields import GemmTile, require_tile
 from kaas.kernel_library.cube.gemm_tiles import GemmProblem
@@ -26,8 +27,7 @@ WIDEST_BLOCK = 256
 _STORED_AS = {"e2m1": "e2m1x2"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProductOperands:
+class ProductOperands(msgspec.Struct, frozen=True, kw_only=True):
     """The dtypes of A, B and D, and whether A and B lie ``k_major``: [K, rows] instead of [rows, K]."""
 
     dtype_a: str

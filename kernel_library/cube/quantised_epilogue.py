@@ -8,7 +8,9 @@ which the next product takes them.
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from kaas.kernel_library.cube.cube_pipeline import (
     CORE_PAIR,
@@ -20,9 +22,17 @@ from kaas.kernel_library.cube.cube_pipeline import (
     accumulator_hand_over,
 )
 from kaas.kernel_library.cube.gemm_tiles import GemmTiles
-from kaas.kernel_library.vector.quantise import QUANTISE_SOURCES, RowQuantiser
 
-QUANTISED_EPILOGUE_SOURCES = (*QUANTISE_SOURCES, "kaas.kernel_library.cube.quantised_epilogue")
+if TYPE_CHECKING:
+    from kaas.kernel_library.vector.quantise import RowQuantiser
+
+# Spelt out, and the quantiser imported late: a rank that asks for a plain product has no use for it.
+QUANTISED_EPILOGUE_SOURCES = (
+    "kaas.kernel_library.vector.block_values",
+    "kaas.kernel_library.vector.quantise",
+    "kaas.kernel_library.vector.row_plan",
+    "kaas.kernel_library.cube.quantised_epilogue",
+)
 """For ``Family.sources`` of a family built on this module."""
 
 BLOCK = 32
@@ -36,6 +46,8 @@ BLOCK_WORDS = 16
 
 def quantiser_of(block_n: int) -> RowQuantiser:
     """The quantiser of a half tile's rows."""
+    from kaas.kernel_library.vector.quantise import RowQuantiser
+
     return RowQuantiser(
         hidden=block_n, source="fp32", fmt="e4m3", round_sf=True, scales="e8m0", col_major=True
     )

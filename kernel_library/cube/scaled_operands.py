@@ -9,8 +9,9 @@ rings of their operands: a slot of L1 has its scales, an L0 tile has its scales 
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.cube.cube_pipeline import Rings
 from kaas.kernel_library.cube.gemm_tiles import GemmTiles
@@ -22,8 +23,7 @@ PAIR = 64
 """Consecutive K that one pair of scales covers; cube steps are whole pairs."""
 
 
-@dataclass(frozen=True)
-class ScaledOperands:
+class ScaledOperands(msgspec.Struct, frozen=True):
     """Macros for :func:`kaas.kernel_library.cube.cube_pipeline.cube_pipeline`.
 
     ``allocate``, ``multiply`` and ``parts_of`` are passed on as they are. ``load(rings, sfa, sfb, row, col,

@@ -8,8 +8,9 @@ are the same. A family says which tiles of which product a core owns, as a ``wal
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.cube.cube_pipeline import (
     CUBE_KERNEL_SOURCES,
@@ -39,8 +40,7 @@ STACKED_PRODUCT_SOURCES = (
 """Modules that decide what a family built on this program generates."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """One output tile of one product: the matrices, the tile's first row and column, and its sum.
 
     The sum runs over ``k_length`` values from ``k_first`` on, in ``k_steps`` (at least one) steps of

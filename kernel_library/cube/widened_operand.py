@@ -11,8 +11,9 @@ Each vector core widens half of the rows of a tile. Slots of L1 pass between the
 # The TileLang macros below are a language of their own: their annotations are buffers, not types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.cube.cube_pipeline import CORE_PAIR, SECOND_VECTOR_CORE, Rings
 from kaas.kernel_library.cube.gemm_tiles import GemmTiles
@@ -38,8 +39,7 @@ L1_FULL = 4
 L1_EMPTY = 8
 
 
-@dataclass(frozen=True)
-class WidenedOperand:
+class WidenedOperand(msgspec.Struct, frozen=True):
     """B's ring in L1, [stages, block_n, block_k] e4m3, is seen by both sides.
 
     Cube side: ``open_cube()`` before the first tile, ``acquire(rings)`` and ``release(rings)`` around the

@@ -3,7 +3,6 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -87,8 +86,7 @@ class BatchedGemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_on
         tiles_of(self, target)
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(msgspec.Struct, frozen=True):
     """An expression as a matrix product: the letters of the operands, and which are rows, columns and sum."""
 
     a: str

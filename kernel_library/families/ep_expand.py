@@ -3,8 +3,9 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
@@ -169,8 +170,7 @@ def parameters(spec: EpExpandSpec) -> tuple[Parameter, ...]:
     return tuple(taken)
 
 
-@dataclass(frozen=True)
-class _Buffers:
+class _Buffers(msgspec.Struct, frozen=True):
     """The call and the UB of a block; ``ranks`` and ``ends`` have a zero before their first number."""
 
     call: Any

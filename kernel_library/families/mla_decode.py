@@ -3,8 +3,9 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+
+import msgspec
 
 from kaas.kernel_library.attention.attention_program import ATTENTION_SOURCES, attention_program
 from kaas.kernel_library.attention.attention_softmax import SPARSE_PITCH
@@ -162,8 +163,7 @@ def build(spec: MlaDecodeSpec, target: Target) -> BuiltKernel:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
     """One tile: its request, its first row there, and the keys that it meets.
 
     They are ``length`` keys from ``key`` on, and a request's last query token sees ``seen`` from there on.

@@ -3,8 +3,9 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+
+import msgspec
 
 from kaas.kernel_library.attention.attention_program import ATTENTION_SOURCES, attention_program
 from kaas.kernel_library.attention.attention_tiles import (
@@ -125,8 +126,7 @@ def build(spec: MlaPrefillSpec, target: Target) -> BuiltKernel:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
     """One tile: its head, its first query token and the end of them, its first key and how many there are.
 
     ``limit`` is how many keys the tile's first row sees.

@@ -3,8 +3,9 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
-from dataclasses import dataclass
 from typing import Annotated, Any
+
+import msgspec
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
@@ -188,8 +189,7 @@ def parameters(spec: RmsNormSpec) -> tuple[Parameter, ...]:
     return tuple(taken)
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(msgspec.Struct, frozen=True):
     """The call and the UB of a block: everything by stage but the weight."""
 
     call: Any

@@ -3,8 +3,9 @@
 # mypy: disable-error-code="valid-type, untyped-decorator"
 # The TileLang program below is a language of its own: its annotations are buffers, not types.
 
-from dataclasses import dataclass
 from typing import Annotated, Any
+
+import msgspec
 
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
@@ -188,8 +189,7 @@ def parameters(spec: SwigluSpec) -> tuple[Parameter, ...]:
     return tuple(taken)
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(msgspec.Struct, frozen=True):
     """The call and the UB of a block: gate, up, result and weights by stage; the rest once.
 
     ``values`` is the result before a cast, which ``work`` is for; ``cursor`` is the expert at hand.

@@ -8,8 +8,9 @@ them) or 128 at a time in order.
 # mypy: disable-error-code="untyped-decorator"
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from kaas.kernel_library.vector.row_plan import VECTOR_LANES, padded
 
@@ -163,8 +164,7 @@ def halves_of(dtype: ValueType, *, share: int = 1, scaled: bool = True) -> Any:
     return multiplied if scaled and is_quantised(dtype) else plain
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScaleReader:
+class ScaleReader(msgspec.Struct, frozen=True, kw_only=True):
     """Scales of rows of quantised values, from global memory to fp32 in UB.
 
     ``columns`` values of a row are read at a time. ``dtype`` and ``col_major`` say how the scales lie in

@@ -10,8 +10,9 @@ with one of them gets a scale that dequantises to NaN.
 # mypy: disable-error-code="untyped-decorator"
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from kaas.kernel_library.vector.block_values import (
     BLOCK as BLOCK,
@@ -49,8 +50,7 @@ _INFINITY_BITS = 0x7F800000
 _PER_CHUNK = CHUNK // BLOCK
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """UB of one quantiser, first index the stage: see :meth:`RowQuantiser.allocate`."""
 
     amax: Any
@@ -59,8 +59,7 @@ class Work:
     scales: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowQuantiser:
+class RowQuantiser(msgspec.Struct, frozen=True, kw_only=True):
     """Quantises rows of ``hidden`` values (a multiple of 32) that lie in UB as ``source``.
 
     ``scales`` says how scales are written: ``fp32``, or ``e8m0`` pairs (64 values each; the high byte of an

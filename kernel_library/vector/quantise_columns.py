@@ -6,8 +6,9 @@ The rule of :mod:`kaas.kernel_library.vector.quantise`; magnitudes, scales and i
 # mypy: disable-error-code="untyped-decorator"
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.vector.block_values import (
     BLOCK,
@@ -29,16 +30,14 @@ COLUMN_SOURCES = (*QUANTISE_SOURCES, "kaas.kernel_library.vector.quantise_column
 """For ``Family.sources`` of a family built on this module."""
 
 
-@dataclass(frozen=True)
-class ColumnWork:
+class ColumnWork(msgspec.Struct, frozen=True):
     """UB of one quantiser, first index the stage."""
 
     values: Any
     scales: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class ColumnQuantiser:
+class ColumnQuantiser(msgspec.Struct, frozen=True, kw_only=True):
     """Quantises tiles of ``columns`` columns whose rows lie in UB as ``source``.
 
     ``scales``: fp32 [row blocks, columns], or e8m0 pairs of vertically adjacent blocks [pairs, columns] (the

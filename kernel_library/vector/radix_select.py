@@ -11,8 +11,9 @@ of any length. All of it stays on the vector pipe: nothing has to wait for the s
 # mypy: disable-error-code="untyped-decorator"
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 RADIX_SELECT_SOURCE = "kaas.kernel_library.vector.radix_select"
 """For ``Family.sources`` of a family that uses this module."""
@@ -38,8 +39,7 @@ INFINITY_LOW_BYTE = 0x80
 """Of two values with all exponent bits set, the low byte tells infinity from NaN, whose one is larger."""
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(msgspec.Struct, frozen=True):
     """UB of the row at hand, as TileLang buffers.
 
     ``values`` int16 [slots, chunk] and ``value_bytes`` uint8 [slots, 2 * chunk] are two views of the chunks;

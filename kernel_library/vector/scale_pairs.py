@@ -7,8 +7,9 @@ source has a scale for ``repeat`` rows and lies by row ("k") or by block ("mn").
 # mypy: disable-error-code="untyped-decorator"
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from kaas.kernel_library.vector.block_values import ScaleType, float_exponent
 from kaas.kernel_library.vector.row_pipeline import row_pipeline
@@ -30,8 +31,7 @@ NOMINAL_BLOCKS = 224
 """How many blocks a dynamic K is taken to have."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairLayout:
+class PairLayout(msgspec.Struct, frozen=True, kw_only=True):
     """One conversion: ``source`` fp32 (powers of two) or e8m0 pairs, ``major`` its faster axis."""
 
     source: ScaleType

@@ -4,8 +4,9 @@
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.entry import Entry, looked_at
 from kaas.kernel_library.vector.radix_select import (
@@ -54,8 +55,7 @@ HIGH_EVENT, LOW_EVENT = MAX_SLOTS, MAX_SLOTS + 1
 RESULT_EVENT = 0
 
 
-@dataclass(frozen=True)
-class SelectShape:
+class SelectShape(msgspec.Struct, frozen=True):
     """What a program is specialised on; ``rows`` and ``vocab`` may be symbols of the entry."""
 
     topk: int
@@ -76,8 +76,7 @@ class SelectShape:
         return -(-self.topk // LANES) * LANES
 
 
-@dataclass(frozen=True)
-class _Buffers:
+class _Buffers(msgspec.Struct, frozen=True):
     """UB of a block: the row at hand, results by stage, the counters of all parts of a shared row."""
 
     selection: Selection

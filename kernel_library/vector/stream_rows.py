@@ -9,8 +9,9 @@ ascending order and then the 64 lanes, so that no result depends on how tokens a
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.entry import Entry, looked_at, ring_rows
 from kaas.kernel_library.spec import DYNAMIC
@@ -28,8 +29,7 @@ STREAM_ROW_SOURCES = (
 """Modules that decide what a family built on stream rows generates."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamTensor:
+class StreamTensor(msgspec.Struct, frozen=True, kw_only=True):
     """``streams`` bf16 rows per token. ``place`` names a tensor whose UB it takes over when it is stored."""
 
     name: str
@@ -39,8 +39,7 @@ class StreamTensor:
     place: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MixTensor:
+class MixTensor(msgspec.Struct, frozen=True, kw_only=True):
     """``values`` fp32 values per token."""
 
     name: str

@@ -10,8 +10,9 @@ nothing depends on how blocks are shared out.
 # The TileLang macros below are a language of their own: what they annotate and call are no Python types.
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.kernel_library.entry import Entry, looked_at, ring_rows
 from kaas.kernel_library.spec import DYNAMIC
@@ -25,8 +26,7 @@ TOKEN_LANE_SOURCES = (*ROW_KERNEL_SOURCES, "kaas.kernel_library.vector.token_lan
 """Modules that decide what a family built on token lanes generates."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaneTensor:
+class LaneTensor(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor of ``values`` fp32 values per token, or per block of 64 tokens.
 
     With ``copies`` it has so many planes of all tokens, one behind the other.
@@ -39,8 +39,7 @@ class LaneTensor:
     copies: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Constant:
+class Constant(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor of ``values`` fp32 values that every token uses; it stays in UB."""
 
     name: str

@@ -59,6 +59,16 @@ class KernelServiceStub:
                 request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PrewarmRequest.SerializeToString,
                 response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PrewarmEvent.FromString,
                 _registered_method=True)
+        self.ListFailures = channel.unary_unary(
+                '/kaas.v1.KernelService/ListFailures',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresResponse.FromString,
+                _registered_method=True)
+        self.ClearFailures = channel.unary_unary(
+                '/kaas.v1.KernelService/ClearFailures',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresResponse.FromString,
+                _registered_method=True)
         self.GetEnvironment = channel.unary_unary(
                 '/kaas.v1.KernelService/GetEnvironment',
                 request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetEnvironmentRequest.SerializeToString,
@@ -109,6 +119,20 @@ class KernelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListFailures(self, request, context):
+        """Compiles that failed and are remembered: answered at once until they expire or are cleared.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearFailures(self, request, context):
+        """Forget remembered failures, so that the next request compiles again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetEnvironment(self, request, context):
         """What decides keys on this node: target, toolchain, generator.
         """
@@ -150,6 +174,16 @@ def add_KernelServiceServicer_to_server(servicer, server):
                     servicer.Prewarm,
                     request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PrewarmRequest.FromString,
                     response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PrewarmEvent.SerializeToString,
+            ),
+            'ListFailures': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFailures,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresResponse.SerializeToString,
+            ),
+            'ClearFailures': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearFailures,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresResponse.SerializeToString,
             ),
             'GetEnvironment': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEnvironment,
@@ -308,6 +342,60 @@ class KernelService:
             _registered_method=True)
 
     @staticmethod
+    def ListFailures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.KernelService/ListFailures',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFailuresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearFailures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.KernelService/ClearFailures',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetEnvironment(request,
             target,
             options=(),
@@ -351,6 +439,434 @@ class KernelService:
             '/kaas.v1.KernelService/ListFamilies',
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFamiliesRequest.SerializeToString,
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListFamiliesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class StoreServiceStub:
+    """What keeps kernels in the store, who uses them, and taking one out of service.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListLeases = channel.unary_unary(
+                '/kaas.v1.StoreService/ListLeases',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListLeasesRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListLeasesResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/kaas.v1.StoreService/ListPins',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/kaas.v1.StoreService/Pin',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PinRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/kaas.v1.StoreService/Unpin',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+        self.ListUsers = channel.unary_unary(
+                '/kaas.v1.StoreService/ListUsers',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListUsersRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListUsersResponse.FromString,
+                _registered_method=True)
+        self.Quarantine = channel.unary_unary(
+                '/kaas.v1.StoreService/Quarantine',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.QuarantineRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.QuarantineResponse.FromString,
+                _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/kaas.v1.StoreService/ListAudit',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/kaas.v1.StoreService/GetUsage',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
+        self.Scrub = channel.unary_unary(
+                '/kaas.v1.StoreService/Scrub',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubResponse.FromString,
+                _registered_method=True)
+
+
+class StoreServiceServicer:
+    """What keeps kernels in the store, who uses them, and taking one out of service.
+    """
+
+    def ListLeases(self, request, context):
+        """Live client processes that hold kernels, by when they connected.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """Pins that hold, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Keep kernels from eviction, by key or by spec (which need not exist yet).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Let go of pins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListUsers(self, request, context):
+        """Who uses a kernel or used it, as far back as the audit log goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Quarantine(self, request, context):
+        """Move a kernel out of service: everybody misses it from then on; it is built anew on request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAudit(self, request, context):
+        """The audit log, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUsage(self, request, context):
+        """What the store takes, its limits, and what is waiting in memory to be stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scrub(self, request, context):
+        """How far the check of all artifacts is; starts one if asked to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListLeases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLeases,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListLeasesRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListLeasesResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListPinsRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PinRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.UnpinRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.UnpinResponse.SerializeToString,
+            ),
+            'ListUsers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsers,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListUsersRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListUsersResponse.SerializeToString,
+            ),
+            'Quarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.Quarantine,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.QuarantineRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.QuarantineResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListAuditRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'Scrub': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scrub,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'kaas.v1.StoreService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('kaas.v1.StoreService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class StoreService:
+    """What keeps kernels in the store, who uses them, and taking one out of service.
+    """
+
+    @staticmethod
+    def ListLeases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/ListLeases',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListLeasesRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/ListPins',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListPinsRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/Pin',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PinRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/Unpin',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.UnpinRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/ListUsers',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListUsersRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListUsersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Quarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/Quarantine',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.QuarantineRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.QuarantineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/ListAudit',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListAuditRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/GetUsage',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scrub(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/Scrub',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -208,6 +208,35 @@ def test_a_damaged_artifact_is_rebuilt_and_the_handle_is_right(daemon: DaemonPro
     assert get_kernel(spec).origin == "store"
 
 
+def test_an_artifact_that_rots_behind_its_mark_is_replaced_before_the_first_launch(
+    daemon: DaemonProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = GemmSpec(n=112, k=64, dtype_d="fp32")
+    get_kernel(spec)
+    starts = compiler_starts(daemon)
+    api.forget()
+    path = KernelClient(daemon.store, Path(daemon.socket)).artifact_path(get_kernel(spec).key)
+    times = path.stat()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    api.forget()
+    kernel = get_kernel(spec)
+    assert kernel.origin == "store"
+    a, b, d = gemm_tensors()
+    b = b[:112].contiguous()
+    d = torch.full((33, 112), torch.nan)
+    kernel(a, b, d)
+    torch.testing.assert_close(d, a.float() @ b.float().T, rtol=1e-4, atol=1e-4)
+    assert compiler_starts(daemon) == starts + 1
+    assert "a damaged artifact is replaced" in caplog.text
+    kernel(a, b, d)
+    api.forget()
+    assert get_kernel(spec).origin == "store"
+    assert compiler_starts(daemon) == starts + 1
+
+
 def test_a_forked_child_launches_and_asks(daemon: DaemonProcess) -> None:
     get_kernel(SPEC)
     code = LAUNCH + (

@@ -19,7 +19,7 @@ from support.fake_toolkit import FakeToolkit
 from support.twin_toolkit import Twin
 
 from kaas.compiler.generator import LOWERING_MODULES, identify_generator, modules_digest
-from kaas.compiler.process_tree import is_alive
+from kaas.compiler.process_tree import descendants, is_alive
 from kaas.compiler.twin.install import ensure_twin_home
 from kaas.proto.errors import CompileFailed, InvalidSpec, ShuttingDown, ToolchainMissing, UnknownFamily
 from kaas.proto.passport import Generator
@@ -117,6 +117,34 @@ def test_jobs_run_side_by_side_in_processes_of_their_own(runner, toolkit):
     assert len(set(runner.run(three()))) == 1
     assert pool.workers() == []
     assert runner.leftovers() == []
+
+
+def test_background_work_is_nice_until_somebody_waits_for_it(runner, toolkit):
+    toolkit.behaviour = "barrier"
+    pool = runner.pool
+
+    def niceness() -> set[int]:
+        (worker,) = pool.workers()
+        compilers = descendants(worker)
+        assert compilers
+        return {os.getpriority(os.PRIO_PROCESS, pid) for pid in (worker, *compilers)}
+
+    async def hurried() -> tuple[set[int], set[int]]:
+        compile_it = asyncio.create_task(pool.compile(job(toolkit.home, background=True), "its tag"))
+        while toolkit.waiting() < 1:
+            await asyncio.sleep(0.01)
+        before = niceness()
+        pool.hurry("another tag")
+        assert niceness() == before
+        pool.hurry("its tag")
+        after = niceness()
+        toolkit.open_barrier()
+        await compile_it
+        return before, after
+
+    before, after = runner.run(hurried())
+    assert min(before) > 0
+    assert after in ({0}, {5})  # where it cannot be taken back, it is less nice from the beginning
 
 
 def test_a_spent_zygote_is_replaced_without_disturbing_its_jobs(tmp_path, toolkit):

@@ -25,6 +25,7 @@ from support.fake_toolkit import families_path
 
 from kaas.cache.artifact import open_artifact
 from kaas.cache.environment_file import read_environment
+from kaas.kernel_library import registry
 from kaas.proto.v1 import kernel_service_pb2 as pb
 from kaas.proto.v1 import kernel_service_pb2_grpc as pb_grpc
 
@@ -249,7 +250,7 @@ def test_families_wear_the_same_face_on_both_transports(
     told = stub.ListFamilies(pb.ListFamiliesRequest(), timeout=60).families
     listed = rest.get("/v1/families").json()["families"]
     assert [(one.name, one.summary, json.loads(one.spec_schema_json)) for one in told] == [
-        (one["name"], one["summary"], one["spec_schema"]) for one in listed
+        (one["name"], one["summary"], one["spec_schema"]) for one in listed if one["kind"] == "kernel"
     ]
     (one,) = stub.ListFamilies(pb.ListFamiliesRequest(name="gemm"), timeout=60).families
     shown = rest.get("/v1/families/gemm").json()
@@ -262,6 +263,21 @@ def test_families_wear_the_same_face_on_both_transports(
     with pytest.raises(grpc.RpcError) as refused:
         stub.ListFamilies(pb.ListFamiliesRequest(name="gem"), timeout=60)
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_rest_lists_composites_beside_families_and_shows_their_kernels(rest: httpx.Client) -> None:
+    listed = rest.get("/v1/families").json()
+    assert listed["total"] == len(listed["families"])
+    names = [one["name"] for one in listed["families"]]
+    assert names == sorted(names)
+    several = [one for one in listed["families"] if one["kind"] == "composite"]
+    assert [one["name"] for one in several] == list(registry.composite_names())
+    for one in several:
+        shown = rest.get(f"/v1/families/{one['name']}").json()
+        assert shown["kind"] == "composite"
+        assert "## Kernels" in shown["page"]
+        for spec in shown["examples"]:
+            assert jsonschema_rs.is_valid(one["spec_schema"], spec)
 
 
 def test_the_daemon_never_loads_the_compiler_itself(daemon: DaemonProcess, cached: str) -> None:

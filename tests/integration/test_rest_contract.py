@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -11,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
 from support.daemon import DaemonProcess
+from support.fake_toolkit import FakeToolkit
+from support.stored_kernels import store_gemm
 
 METHODS = {"get", "post", "put", "delete", "patch", "head", "options"}
 SEED = 20260101
@@ -31,8 +35,15 @@ checks.negative_data_rejection.enabled = false
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    with DaemonProcess(tmp_path_factory.mktemp("contract")) as process:
+def toolkit(tmp_path_factory: pytest.TempPathFactory) -> FakeToolkit:
+    return FakeToolkit(tmp_path_factory.mktemp("toolkit") / "cann")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, toolkit: FakeToolkit) -> Iterator[DaemonProcess]:
+    # What is compiled does not matter here; how long a compiler takes does.
+    directory = tmp_path_factory.mktemp("contract")
+    with DaemonProcess(directory, toolkit_home=str(toolkit.home)) as process:
         process.wait_ready()
         yield process
 
@@ -66,16 +77,21 @@ def test_no_generated_request_breaks_the_contract(daemon: DaemonProcess, tmp_pat
 
 def test_no_boundary_value_breaks_the_contract(daemon: DaemonProcess, tmp_path: Path) -> None:
     # Every boundary of every field of every family at three operations would be hours of requests, and the
-    # families' fields have tables of their own: two families stand for all.
+    # families' fields have tables of their own: one family at each operation stands for all.
     document = httpx.get(f"{daemon.rest_url}/openapi.json").json()
     schemas = document["components"]["schemas"]
-    stand_ins = [{"$ref": f"#/components/schemas/{name}"} for name in ("GemmSpec", "RmsNormSpec")]
-    for body in ("CompileBody", "ExplainBody", "PrewarmEntryBody"):
-        assert all(stand_in in schemas[body]["properties"]["spec"]["oneOf"] for stand_in in stand_ins)
-        schemas[body]["properties"]["spec"]["oneOf"] = stand_ins
+    stand_ins = {
+        "CompileBody": ("RmsNormSpec",),
+        "ExplainBody": ("GemmSpec",),
+        "PrewarmEntryBody": ("RmsNormSpec",),
+    }
+    for body, names in stand_ins.items():
+        one_of = [{"$ref": f"#/components/schemas/{name}"} for name in names]
+        assert all(one in schemas[body]["properties"]["spec"]["oneOf"] for one in one_of)
+        schemas[body]["properties"]["spec"]["oneOf"] = one_of
     trimmed = tmp_path / "openapi.json"
     trimmed.write_text(json.dumps(document))
-    assert run_schemathesis(daemon, tmp_path, str(trimmed), "coverage") > 200
+    assert run_schemathesis(daemon, tmp_path, str(trimmed), "coverage") > 150
 
 
 def test_every_operation_is_documented_with_an_example_and_its_problems(daemon: DaemonProcess) -> None:
@@ -107,6 +123,81 @@ def test_the_document_shows_each_familys_spec(daemon: DaemonProcess) -> None:
     components = httpx.get(f"{daemon.rest_url}/openapi.json").json()["components"]["schemas"]
     assert {"GemmSpec", "RmsNormSpec"} <= components.keys()
     assert components["CompileBody"]["properties"]["spec"]["oneOf"]
+
+
+class RealValues:
+    """Makes what an operation needs to succeed: its path parameters, each of something that is there."""
+
+    def __init__(self, daemon: DaemonProcess, toolkit: FakeToolkit) -> None:
+        self._daemon = daemon
+        self._toolkit = toolkit
+        self._sizes = itertools.count(16, 16)
+
+    def of(self, path: str) -> dict[str, str]:
+        """For one call of the operation, which may use up what is made for it."""
+        values = {}
+        for name in re.findall(r"{(\w+)}", path):
+            if name == "key":
+                values[name] = self._failed() if path.startswith("/v1/failures/") else self._stored()
+            elif name == "id" or name == "job_id":
+                values[name] = self._job()
+            elif name == "name":
+                values[name] = "gemm"
+            else:
+                pytest.fail(f"{path}: say here what a real {name} is")
+        return values
+
+    def _stored(self) -> str:
+        n = next(self._sizes)
+        key = store_gemm(self._daemon.store, n)
+        body = {"spec": {"family": "gemm", "n": n, "k": 64}}
+        reply = httpx.post(f"{self._daemon.rest_url}/v1/kernels", json=body, timeout=120)
+        assert reply.json()["outcome"] == "hit", reply.text
+        return key
+
+    def _failed(self) -> str:
+        body = {"spec": {"family": "gemm", "n": next(self._sizes), "k": 64}}
+        self._toolkit.behaviour = "reject"
+        try:
+            reply = httpx.post(f"{self._daemon.rest_url}/v1/kernels", json=body, timeout=120)
+        finally:
+            self._toolkit.behaviour = "compile"
+        assert reply.status_code == 422, reply.text
+        explained = httpx.post(f"{self._daemon.rest_url}/v1/explain", json=body, timeout=60).json()
+        return str(explained["failure"]["key"])
+
+    def _job(self) -> str:
+        body = {"entries": [{"spec": {"family": "gemm", "n": next(self._sizes), "k": 64}}]}
+        reply = httpx.post(f"{self._daemon.rest_url}/v1/prewarm", json=body, timeout=60)
+        return str(reply.json()["id"])
+
+
+def test_every_operation_succeeds_on_what_is_there_and_answers_as_documented(
+    daemon: DaemonProcess, toolkit: FakeToolkit
+) -> None:
+    document = httpx.get(f"{daemon.rest_url}/openapi.json").json()
+    components = document["components"]
+    values = RealValues(daemon, toolkit)
+    done = 0
+    for path, item in document["paths"].items():
+        for method in sorted(item.keys() & METHODS):
+            operation = item[method]
+            url = daemon.rest_url + path.format(**values.of(path))
+            body = None
+            if "requestBody" in operation:
+                schema = operation["requestBody"]["content"]["application/json"]["schema"]
+                body = components["schemas"][schema["$ref"].rpartition("/")[2]]["examples"][0]
+            reply = httpx.request(method, url, json=body, timeout=120)
+            assert reply.is_success, (method, path, reply.text)
+            documented = operation["responses"][str(reply.status_code)]["content"]
+            kind = reply.headers["content-type"].partition(";")[0]
+            assert kind in documented, (method, path, kind)
+            if kind == "application/json":
+                checked = {**documented[kind]["schema"], "components": components}
+                jsonschema_rs.validator_for(checked).validate(reply.json())
+            done += 1
+    assert done >= 20
+    assert "incident" not in daemon.log_text()
 
 
 def test_a_wrong_method_is_told_every_right_one(daemon: DaemonProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def environment(**changes: Any) -> Environment:
                 bisheng_digest="1" * 64,
                 linker_digest="2" * 64,
                 headers_digest="3" * 64,
-                host_arch="x86_64",
+                host_arch=os.uname().machine,
             ),
             tilelang_version="0.1.15",
             tilelang_native_digest="4" * 64,
@@ -132,3 +133,4 @@ class RecordingRuntime:
 class _Info(msgspec.Struct, frozen=True):
     cube_cores: int | None
     vector_cores: int | None
+    npu_arch: int | None = None

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.fake_toolkit import families_path
+from support.fake_toolkit import families_path, python_path
 
 from kaas.compiler.compile_options import effective_options
 from kaas.compiler.job import CompileJob, CompileLimits
@@ -48,7 +48,7 @@ class PoolRunner:
         self.runner = asyncio.Runner()
         self.scratch = folder / "tmp"
         self.scratch.mkdir()
-        environ = {**os.environ, "PYTHONPATH": str(families_path(folder / "families"))}
+        environ = {**os.environ, "PYTHONPATH": python_path(families_path(folder / "families"))}
         self.pool = CompilerPool(environ=environ, **options)
 
     def run(self, coroutine: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from kaas.compiler.toolkit import Toolkit, read_toolkit
 
 _TOOL = """#!{python} -S
-import os, signal, subprocess, sys, time
+import hashlib, os, signal, subprocess, sys, time
 from pathlib import Path
 
 home = Path(__file__).resolve().parent.parent
@@ -42,12 +43,28 @@ def compile():
 if behaviour == "compile":
     compile()
 elif behaviour == "differ":
-    output.write_bytes(os.urandom(32))
+    # Another build every time, which both the image and the log name.
+    build = os.urandom(16).hex()
+    print("build", build)
+    output.write_bytes(b"BUILD " + build.encode())
+elif behaviour == "digest":
+    source = Path(next(a for a in sys.argv if a.endswith(".asc"))).read_bytes()
+    output.write_bytes(hashlib.sha256(source).hexdigest().encode())
+elif behaviour.startswith("hold "):
+    # Takes so many MiB, waits at the barrier, keeps them a little longer; writes down from when to when.
+    hoard = b"x" * (int(behaviour.split()[1]) << 20)
+    began = time.monotonic()
+    note(f"waiting-{{os.getpid()}}", os.getpid())
+    while not (home / "go").exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    compile()
+    (home / "spans" / str(os.getpid())).write_text(f"{{began}} {{time.monotonic()}}")
 elif behaviour == "hang":
     note("compiler", os.getpid())
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the children inherit that
     note("child", spawn("import time; time.sleep(600)"))
     note("escaped", spawn("import time; time.sleep(600)", start_new_session=True))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(600)
 elif behaviour == "dangle":
     # A daemon that outlives a successful compile: its parent is gone, it has a session of its own.
@@ -98,7 +115,7 @@ class FakeToolkit:
     def __init__(self, home: Path, behaviour: str = "compile", *, version: str = "9.2.0") -> None:
         self.home = home
         arch = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
-        for folder in ("bin", "lib64", "include", "starts", "pids", f"{arch}-linux"):
+        for folder in ("bin", "lib64", "include", "starts", "pids", "spans", f"{arch}-linux"):
             (home / folder).mkdir(parents=True)
         for tool in ("bisheng", "ld.lld"):
             path = home / "bin" / tool
@@ -108,6 +125,13 @@ class FakeToolkit:
         (home / "include" / "asc.h").write_text("// intrinsics\n")
         (home / f"{arch}-linux" / "ascend_toolkit_install.info").write_text(f"version={version}\n")
         self.behaviour = behaviour
+
+    @classmethod
+    def existing(cls, home: Path) -> FakeToolkit:
+        """One that was made before, as it was left."""
+        toolkit = cls.__new__(cls)
+        toolkit.home = home
+        return toolkit
 
     @property
     def behaviour(self) -> str:
@@ -135,12 +159,23 @@ class FakeToolkit:
         """How many compilers stand at the barrier or have passed it."""
         return len(list((self.home / "pids").glob("waiting-*")))
 
+    def most_at_once(self) -> int:
+        """How many compilers that hold memory ran at one time."""
+        spans = [tuple(map(float, path.read_text().split())) for path in (self.home / "spans").iterdir()]
+        return max(sum(began <= moment < ended for began, ended in spans) for moment, _ in spans)
+
     def open_barrier(self) -> None:
         (self.home / "go").touch()
 
     def environment(self) -> list[str]:
         """Names of the variables that the compiler saw."""
         return (self.home / "environment").read_text().splitlines()
+
+
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH with these folders before what it holds already."""
+    before = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, folders), *([before] if before else [])])
 
 
 def families_path(folder: Path) -> Path:

@@ -223,7 +223,7 @@ def test_each_failure_to_read_has_its_class(
     def refuse(*_: object) -> bytes:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "read", refuse)
+    monkeypatch.setattr(os, "pread", refuse)
     with pytest.raises(expected):
         open_artifact(path)
 

@@ -71,7 +71,7 @@ def test_an_unknown_part_is_refused_with_near_names(store: PublishedStore) -> No
         get_kernel(SPEC, soc_name="Ascend950PR_95799")
 
 
-def test_a_strict_miss_names_the_spec_and_asks_nobody(store: PublishedStore) -> None:
+def test_a_strict_miss_needs_no_daemon_and_names_the_spec(store: PublishedStore) -> None:
     with pytest.raises(StrictMiss, match=r"GemmSpec\(.*n=64") as caught:
         get_kernel(SPEC, strict=True)
     assert caught.value.details["spec"]["n"] == 64

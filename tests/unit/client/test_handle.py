@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from support.client_store import PublishedStore, RecordingRuntime
+from support.client_store import COPY_LAUNCH, PublishedStore, RecordingRuntime
 
 from kaas import GemmSpec, InvalidArgument, TargetMismatch
-from kaas.cache.artifact import open_artifact
+from kaas.cache.artifact import encode_artifact, open_artifact
 from kaas.client.device import Device
 from kaas.client.handle import KernelHandle
 
@@ -23,8 +25,6 @@ SPEC = GemmSpec(n=64, k=64)
 def handle_on(
     tmp_path: Path, runtime: Any, soc_name: str | None = None, cann_version: str | None = None
 ) -> KernelHandle:
-    import msgspec
-
     store = PublishedStore(tmp_path / "store")
     artifact = open_artifact(store.add(SPEC, soc_name))
     node = store.environment
@@ -92,6 +92,71 @@ def test_a_kernel_for_another_device_is_refused_before_anything_is_loaded(
     assert caught.value.details["field"] == field
     assert field in caught.value.message
     assert runtime.loaded == []
+
+
+def planted(tmp_path: Path, **changes: dict[str, Any]) -> TargetMismatch:
+    """The refusal of a whole artifact, put under its own key by hand, whose passport differs."""
+    store = PublishedStore(tmp_path / "store")
+    passport = store.environment.passport(SPEC.to_record())
+    for part, fields in changes.items():
+        if part == "passport":
+            passport = msgspec.structs.replace(passport, **fields)
+        else:
+            inner = msgspec.structs.replace(getattr(passport, part), **fields)
+            passport = msgspec.structs.replace(passport, **{part: inner})
+    path = store.layout.artifact_path(passport.key())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(
+        encode_artifact(
+            passport=passport,
+            launch=COPY_LAUNCH,
+            choices={},
+            image=b"planted",
+            source="",
+            log="",
+            created_unix=1.0,
+            compile_seconds=1.0,
+        )
+    )
+    runtime = RecordingRuntime()
+    handle = KernelHandle(open_artifact(path), lambda: Device(runtime, store.environment))
+    with pytest.raises(TargetMismatch) as caught:
+        handle(torch.zeros(3), torch.zeros(3))
+    assert (runtime.loaded, runtime.launches) == ([], [])
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "here"),
+    [
+        ("passport", "schema_version", 99, 1),
+        ("toolchain", "kind", "cann", "twin"),
+        ("toolchain", "cann_version", "8.5.0", "9.2.0"),
+        ("toolchain", "host_arch", "riscv64", os.uname().machine),
+        ("target", "soc_name", "Ascend950DT_9581", "Ascend950PR_9579"),
+        ("target", "cube_cores", 32, 28),
+        ("target", "vector_cores", 64, 56),
+    ],
+)
+def test_a_planted_kernel_is_refused_by_the_one_field_that_differs(
+    tmp_path: Path, part: str, field: str, value: Any, here: Any
+) -> None:
+    details = planted(tmp_path, **{part: {field: value}}).details
+    path = field if part == "passport" else f"{part}.{field}"
+    assert (details["field"], details["built_for"], details["here"]) == (path, value, here)
+
+
+class AnotherArch(RecordingRuntime):
+    """A device of the same name with another instruction set."""
+
+    def configure_twin(self, soc: str, cube_cores: int, vector_cores: int) -> None:
+        super().configure_twin(soc, cube_cores, vector_cores)
+        self.device_info = msgspec.structs.replace(self.device_info, npu_arch=2201)
+
+
+def test_another_instruction_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TargetMismatch, match=r"target.npu_arch dav-\d+, this device has dav-2201"):
+        handle_on(tmp_path, AnotherArch())(torch.zeros(3), torch.zeros(3))
 
 
 class FewerCores(RecordingRuntime):

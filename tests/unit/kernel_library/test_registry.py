@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib.metadata
 import importlib.util
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import msgspec
 import pytest
 
 from kaas.kernel_library import registry
@@ -85,7 +85,7 @@ def test_every_schema_is_one() -> None:
 
 @pytest.mark.usefixtures("fresh_registry")
 def test_another_package_can_add_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    added = dataclasses.replace(family_named("gemm"), name="outside_gemm")
+    added = msgspec.structs.replace(family_named("gemm"), name="outside_gemm")
     registry._discovered.cache_clear()
     entry_points_are(monkeypatch, added)
     assert family_named("outside_gemm") is added
@@ -94,7 +94,7 @@ def test_another_package_can_add_a_family(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("fresh_registry")
 def test_two_families_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    twin = dataclasses.replace(family_named("gemm"), module="elsewhere.gemm")
+    twin = msgspec.structs.replace(family_named("gemm"), module="elsewhere.gemm")
     registry._discovered.cache_clear()
     entry_points_are(monkeypatch, twin)
     with pytest.raises(InvalidConfig, match=r"'gemm'.*elsewhere\.gemm"):
@@ -130,7 +130,7 @@ def sourced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("kaas_test_family", "kaas_test_tiles"):
         (tmp_path / f"{name}.py").write_text("A = 1\n")
         monkeypatch.delitem(sys.modules, name, raising=False)
-    family = dataclasses.replace(
+    family = msgspec.structs.replace(
         family_named("gemm"), module="kaas_test_family", sources=("kaas_test_tiles",)
     )
     return tmp_path, family
@@ -150,7 +150,7 @@ def test_an_edit_of_any_source_changes_the_digest(sourced: Any, module: str) -> 
 def test_a_source_that_does_not_exist_is_refused(sourced: Any) -> None:
     _, family = sourced
     with pytest.raises(InvalidConfig, match="no_such_module"):
-        family_digest(dataclasses.replace(family, sources=("kaas.kernel_library.no_such_module",)))
+        family_digest(msgspec.structs.replace(family, sources=("kaas.kernel_library.no_such_module",)))
 
 
 def test_families_have_different_digests() -> None:

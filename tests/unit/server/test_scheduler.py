@@ -243,20 +243,44 @@ def test_a_foreground_joiner_promotes_a_queued_prewarm() -> None:
     run(scenario())
 
 
-def test_prewarm_never_takes_the_last_worker() -> None:
+def test_prewarm_takes_every_worker_and_keeps_none_from_those_who_wait() -> None:
     async def scenario() -> None:
-        scheduler: Scheduler[str] = Scheduler(workers=3, queue_limit=10)
+        scheduler: Scheduler[str] = Scheduler(workers=2, queue_limit=10)
         compiles = StagedCompiles()
-        waiters = [ask(scheduler, compiles, f"p{i}", priority=Priority.PREWARM) for i in range(5)]
+        waiters = [ask(scheduler, compiles, f"p{i}", priority=Priority.PREWARM) for i in range(4)]
         await settle()
         assert compiles.started == ["p0", "p1"]
-        waiters.append(ask(scheduler, compiles, "f"))
+        waiters += [ask(scheduler, compiles, name) for name in ("f1", "f2", "f3")]
         await settle()
-        assert compiles.started == ["p0", "p1", "f"]
-        for name in ("p0", "p1", "f", "p2", "p3", "p4"):
-            await settle()
+        assert compiles.started == ["p0", "p1", "f1", "f2"]
+        compiles.finish("p0")
+        await settle()
+        assert compiles.started == ["p0", "p1", "f1", "f2"]  # f1 and f2 have all workers, p2 none
+        for name in ("f1", "f2", "f3", "p1", "p2", "p3"):
             compiles.finish(name)
+            await settle()
         await asyncio.gather(*waiters)
+        assert compiles.started[4:] == ["f3", "p2", "p3"]
+        assert scheduler.running == 0
+
+    run(scenario())
+
+
+def test_prewarm_work_that_somebody_joins_counts_as_theirs() -> None:
+    async def scenario() -> None:
+        scheduler: Scheduler[str] = Scheduler(workers=1, queue_limit=10)
+        compiles = StagedCompiles()
+        waiters = [ask(scheduler, compiles, "p", priority=Priority.PREWARM)]
+        await settle()
+        waiters += [ask(scheduler, compiles, name) for name in ("p", "f")]
+        await settle()
+        assert compiles.started == ["p"]
+        compiles.finish("p")
+        await settle()
+        assert compiles.started == ["p", "f"]
+        compiles.finish("f")
+        await asyncio.gather(*waiters)
+        assert scheduler.running == 0
 
     run(scenario())
 

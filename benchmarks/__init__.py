@@ -1,0 +1,1 @@
+"""What kaas costs against what it replaces: ``python -m benchmarks all``."""

@@ -1,0 +1,138 @@
+"""What docs/benchmarks.md says beside the figures."""
+
+from __future__ import annotations
+
+HEAD = """# Benchmarks
+
+What getting a kernel costs with kaas, against what it replaces or against the floor of the machine. Both sides of
+every row are measured in one run on one machine, in turns, and clients that are timed are pinned to one core:
+a round trip over a Unix socket takes 9 us on one core and 80 us across two, so that an unpinned figure says
+more about the scheduler than about either side. Nothing is switched off to win: verification, permissions, leases
+and the audit log are on. Kernels are built by the CPU twin's compiler on both sides: these are figures about
+getting and launching a kernel, never about its speed on an NPU.
+
+    python -m benchmarks all                # every row; records figures, plots and this page
+    python -m benchmarks hits launch        # some; the others keep what is recorded
+    python -m benchmarks all --scale 0.2    # fewer repetitions
+    python -m benchmarks quick              # about two minutes: fails when a ratio is 30 % worse than recorded
+    python -m benchmarks soak --minutes 10
+    python -m benchmarks profiles           # the flame graphs
+
+It needs `pip install 'ascend-kaas[daemon,bench]'`. A row passes when all of its values meet their targets; the exit
+status is 0 when all rows pass. `quick` compares ratios only, so that figures recorded elsewhere serve as well.
+Figures in brackets beside a value are its target. p99 is told where it is measured, and judged in rows 3 and 7.
+"""
+
+BENCHMARKS: dict[str, tuple[str, str]] = {
+    "rank_start": (
+        "A rank's first kernel (rows 1a, 1b)",
+        """Row 1a is what a training job feels: a fresh interpreter has loaded torch, which a rank needs anyway, and wants
+a kernel that the node has. Everything after torch counts, imports of kaas or TileLang included; memory is the
+resident set's growth over the same stretch. TileLang's side is the same GEMM program, compiled before with the
+same toolkit and found in TileLang's own disk cache. Its floor is its import; ours is the import of msgspec
+and of the modules between `get_kernel` and the file. Modules are compiled (`.pyc`) on both sides, as pip leaves them.
+
+Row 1b leaves imports out: both sides have got another kernel first, so that nothing is left to be imported, and
+the order of the two changes from process to process. TileLang must trace the program before it can look it up, for the
+program is part of its key; kaas keys on the spec. How much of TileLang's time that is, is told below.""",
+    ),
+    "hits": (
+        "Hits (rows 2 and 3)",
+        """Row 2 asks for a spec that this process has: one dictionary look-up by the spec, whose hash is kept in the
+object. Its peer is a call of a `@tilelang.jit` function with the arguments of before. Calls are timed in batches of
+1000, since one is shorter than reading the clock.
+
+Row 3 asks for a spec that this process does not have but the node's store does. Every sample is a true first:
+each spec is asked for once in a process. The work is the key (SHA-256 of the spec between two constant
+texts), one `open`, `fstat` and `pread`, two SHA-256 over header and passport, the handle, and a line to the daemon
+that says who holds the kernel, sent in bursts. The image is read and verified whole at the kernel's first use,
+which is why 4 MiB costs as much as 256 KiB here; the store's owner verified it before and marked it, and whatever
+changes the file loses the mark and is verified at once. The floor is what any reader must do: open, map, touch the
+first and the last page, unmap, close. It is taken on the same file, before or after in turns. The files are valid
+artifacts whose image is padded to size by the encoder.""",
+    ),
+    "launch": (
+        "Launch overhead (row 4)",
+        """A call of a handle checks every argument (type, dtype, shape, contiguity, alignment, place, overlap of outputs),
+binds the symbols of shapes, packs the arguments and calls the ACL runtime. The kernel is empty and runs as one
+block in the calling thread of the twin. The direct side calls the same function of the same library by ctypes, with
+arguments packed once and no check. Both wait for the default stream. Arguments are three torch tensors.""",
+    ),
+    "cold_compile": (
+        "A cold compile (row 5)",
+        """A small GEMM that nobody compiled before, in three ways: asked of the daemon over a connected channel; in a
+fresh process, which imports TileLang, lowers and runs the toolchain; and in a process that has TileLang warm and does
+the same two steps in itself, which is the floor of the worker. Daemon, worker and the other two run on one
+core, with one toolkit and its precompiled header. The start is the time from the call in the client until the daemon's
+log says that a worker runs; what the daemon adds outside the worker is also told whole: request, queue, fork, storing
+with fsync, reply.""",
+    ),
+    "stampede": (
+        "Many ranks, one cold kernel (row 6)",
+        """Eight processes that are up and connected get the word at the same time and want the same kernel, which nobody
+compiled before; in turns with a single one. CPU seconds are those of the daemon's whole process tree and of the
+ranks. Without a daemon eight ranks mean eight compiler starts and eight times the CPU.""",
+    ),
+    "prewarm": (
+        "Pre-warming (row 7)",
+        """One list of mixed kernels, compiled by two workers and by one, each time by a new daemon on an empty store.
+Meanwhile a rank gets kernels that the store has, a store hit and a memo hit every two milliseconds; their p99 is
+compared with the same minute before. The rank is pinned; daemon and workers are not, and outnumber the cores.""",
+    ),
+    "readers": (
+        "Many readers (row 8)",
+        """Eight processes get kernels from the store as fast as they can, against one. The value is the throughput of all,
+over that of one, over the number of cores. A hit takes no lock, which `/proc/locks` is asked for meanwhile.""",
+    ),
+    "store_scale": (
+        "A large store (row 9)",
+        """Two daemons with stores of different size; one client gets random kernels of both in turns, and lists a page of
+50 through each daemon. A hit computes a path and opens it, so that its floor is the file system's look-up; a
+list comes from an index in the daemon's memory.""",
+    ),
+    "idle_daemon": (
+        "An idle daemon (row 10)",
+        """The daemon's own resident memory, CPU of the daemon and its zygote over a minute in which nobody asks, and the
+time from the start of the process until a client has its first answer. It answers before its workers are warm.""",
+    ),
+    "twin_header": (
+        "The twin's precompiled header (row 11)",
+        """The twin's device compiler with and without the precompiled prelude, on the lowered source of one example of
+every family. Without the prelude g++ reads the emulation headers anew for every kernel; with it the rest is
+the kernel's own templates and code.""",
+    ),
+    "lowering": (
+        "Lowering (row 12)",
+        """Every example spec of the library is lowered to Ascend C in CPU seconds, in one process with TileLang warm. The
+ten slowest are named. Nearly all of it is TileLang's own passes.""",
+    ),
+    "model_layers": (
+        "A whole layer, cold and warm",
+        """The manifests of `examples/`: every kernel of one layer, compiled on a cold node by the daemon, and got again from
+the warm store by a fresh process.""",
+    ),
+    "soak": (
+        "Soak",
+        """Eight clients on one node get kernels for minutes; the store may hold fewer files than they ask for, so that
+hits, compiles and evictions never rest. Nothing may fail; memory of daemon, zygote and clients and the p99 of hits
+may not grow from the middle third to the last.""",
+    ),
+}
+
+PROFILES: tuple[tuple[str, str, str], ...] = (
+    (
+        "flame-hit",
+        "A store hit",
+        """Sampled by py-spy with native frames while a pinned process gets 200 kernels in turns with an empty memo. What is
+left is system calls (`open`, `fstat`, `pread`, `close`), SHA-256 of key, header and passport, and the making of
+the objects. The floor is the system calls, which are the floor of row 3.""",
+    ),
+    (
+        "flame-compile",
+        "A cold compile",
+        """The worker's side of cold compiles of small GEMMs, waiting included: what is below `lower` is TileLang tracing
+and lowering the program, what is below `build_device_binary` is waiting for the toolchain (bisheng, then the
+linker). With a real toolkit bisheng takes the place of the twin's g++. The floor is the same two steps in a warm
+process, row 5's worker ratio.""",
+    ),
+)

@@ -1,0 +1,167 @@
+"""A soak: eight clients on one node, hits and misses mixed, evictions on: nothing may fail, grow or slow.
+
+Each client gets kernels in a loop: mostly such that exist, now and then one that nobody compiled or that was
+evicted meanwhile. The store may hold fewer files than are asked for, so that eviction never rests. Resident
+memory of daemon, zygote and clients, and the latency of hits, are taken in slices; the first slices are
+warm-up.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import psutil
+
+from benchmarks import results
+from benchmarks.conversation import children, serve
+from benchmarks.effort import Effort
+from benchmarks.node import Node, running_node
+from benchmarks.outcome import Check, Outcome, Row, Series, table
+from benchmarks.process_costs import resident_bytes
+from benchmarks.spread import percentile
+
+CLIENTS = 8
+STORE_FILES = 48
+SPECS = 64
+"""More than the store may hold: what is asked for again may have been evicted."""
+
+SLICE_S = 10.0
+MOST_GROWTH = 1.10
+MOST_SLOWER = 1.5
+
+
+def main(minutes: float, record: bool) -> int:
+    """Exit status 0 when it passed."""
+    outcome = measure(minutes)
+    for name, one in outcome.series.items():
+        first, last, most = one.samples[0], one.samples[-1], max(one.samples)
+        print(f"   {name}: first {first:.4g}, last {last:.4g}, most {most:.4g} {one.unit}")
+    for note in outcome.notes:
+        print(f"   {note}")
+    print(table(outcome.rows))
+    if record:
+        results.record("soak", outcome, Effort(minutes / 10))
+        results.write_page()
+    return 0 if all(row.passed for row in outcome.rows) else 1
+
+
+def measure(minutes: float) -> Outcome:
+    """Slices until the time is over."""
+    series = {
+        "soak daemon": Series(unit="MB"),
+        "soak zygote": Series(unit="MB"),
+        "soak largest client": Series(unit="MB"),
+        "soak p99 of a hit": Series(unit="us"),
+    }
+    counts = {"hits": 0, "compiled": 0, "errors": 0}
+    failures: list[str] = []
+    with (
+        running_node(store_soft_files=str(STORE_FILES)) as node,
+        children(CLIENTS, "soak", node.environ, lambda number: None) as clients,
+    ):
+        end, turn = time.monotonic() + 60 * minutes, 0
+        while time.monotonic() < end:
+            turn += 1
+            for number, client in enumerate(clients):
+                client.tell({"seed": 1000 * turn + number, "seconds": SLICE_S})
+            answers = [client.answer() for client in clients]
+            for name in counts:
+                counts[name] += sum(one[name] for one in answers)
+            failures += [text for one in answers for text in one["failures"]]
+            latencies = [value for one in answers for value in one["latencies_us"]]
+            daemon = psutil.Process(node.process.pid)
+            zygotes = [one for one in daemon.children() if one.is_running()]
+            series["soak daemon"].samples.append(resident_bytes(daemon.pid) / 1e6)
+            series["soak zygote"].samples.append(max((_resident(one.pid) for one in zygotes), default=0.0))
+            largest = max(resident_bytes(one.pid) / 1e6 for one in clients)
+            series["soak largest client"].samples.append(largest)
+            if latencies:
+                series["soak p99 of a hit"].samples.append(percentile(latencies, 0.99))
+        evicted = _evictions(node)
+    checks = [
+        Check(what="errors", value=float(counts["errors"]), unit="", direction="==", target=0),
+        Check(what="compiles", value=float(counts["compiled"]), unit="", direction=">=", target=1),
+        Check(what="evictions", value=float(evicted), unit="", direction=">=", target=1),
+    ]
+    for what, most in (
+        ("daemon", MOST_GROWTH),
+        ("zygote", MOST_GROWTH),
+        ("largest client", MOST_GROWTH),
+        ("p99 of a hit", MOST_SLOWER),
+    ):
+        checks.append(
+            Check(
+                what=f"{what}, last third to the third before",
+                value=_drift(series[f"soak {what}"].samples),
+                unit="x",
+                direction="<=",
+                target=most,
+            )
+        )
+    row = Row(
+        number="soak",
+        measured=f"{minutes:g} min, {CLIENTS} clients, {counts['hits']} hits, {counts['compiled']} misses",
+        against="its own middle third",
+        checks=tuple(checks),
+    )
+    return Outcome(rows=[row], series=series, notes=[f"failed: {text}" for text in failures[:5]])
+
+
+def _drift(samples: list[float]) -> float:
+    """Median of the last third over that of the middle third; the first is warm-up."""
+    third = len(samples) // 3
+    if third == 0:
+        return float("nan")
+    middle, last = samples[third : 2 * third], samples[-third:]
+    return percentile(last, 0.5) / percentile(middle, 0.5)
+
+
+def _resident(pid: int) -> float:
+    try:
+        return resident_bytes(pid) / 1e6
+    except OSError:
+        return 0.0
+
+
+def _evictions(node: Node) -> int:
+    """As the store's audit log tells them, which is written with a second's delay."""
+    time.sleep(2.5)
+    files = (node.store / "audit").glob("*.jsonl")
+    return sum(line.count('"event":"evicted"') for file in files for line in file.read_text().splitlines())
+
+
+def _act(order: dict[str, Any]) -> dict[str, Any]:
+    """In a client: a slice of gets."""
+    from kaas import GemmSpec, get_kernel
+    from kaas.client import api
+    from kaas.proto.errors import KaasError
+
+    chosen = random.Random(order["seed"])
+    found: dict[str, Any] = {"hits": 0, "compiled": 0, "errors": 0, "failures": [], "latencies_us": []}
+    end = time.monotonic() + order["seconds"]
+    while time.monotonic() < end:
+        # A few specs are wanted all the time, the others now and then.
+        number = chosen.randrange(SPECS) if chosen.random() < 0.02 else chosen.randrange(SPECS // 8)
+        spec = GemmSpec(n=256 + 16 * number, k=256, m=256)
+        api._memo.clear()
+        begin = time.perf_counter()
+        try:
+            handle = get_kernel(spec, timeout=300)
+        except KaasError as error:
+            found["errors"] += 1
+            found["failures"].append(f"{type(error).__name__}: {error}"[:300])
+            continue
+        if handle.origin == "store":
+            found["hits"] += 1
+            found["latencies_us"].append((time.perf_counter() - begin) * 1e6)
+        else:
+            found["compiled"] += 1
+        time.sleep(0.005)
+    found["latencies_us"] = found["latencies_us"][:2000]
+    return found
+
+
+if __name__ == "__main__":
+    serve(_act)
