@@ -111,7 +111,7 @@ def test_no_artifact_mixes_two_builds(tmp_path: Path, rounds: int) -> None:
             return build_of(Artifact(delivery.artifact, expected_key=delivery.key))
 
         async def rebuild() -> None:
-            output = await compiler.compile(None)  # type: ignore[arg-type]
+            output = await compiler.compile(None, "")  # type: ignore[arg-type]
             encoded = node.encoded(question, output)
             await asyncio.to_thread(node.store.publish, question.key, encoded)
 
