@@ -26,7 +26,8 @@ def test_a_store_tells_the_truth_after_any_failed_file_operation(
     directory = tmp_path.resolve()
     outcome = subprocess.run(
         [sys.executable, "-m", SCENARIOS, str(directory), str(stride)],
-        env={**os.environ, "LD_PRELOAD": str(build_shim(directory))},
+        # The scenarios are found as this process finds them.
+        env={**os.environ, "LD_PRELOAD": str(build_shim(directory)), "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
