@@ -13,7 +13,7 @@ from support.fault_counts import Counter
 from support.file_faults import DEATH, FAULTS, build_shim
 
 SCENARIOS = "support.file_faults.store_scenarios"
-EVERYDAY_STRIDE, THOROUGH_STRIDE = 89, 6
+EVERYDAY_STRIDE, THOROUGH_STRIDE = 89, 7
 FEWEST_IN_ALL = 2000
 
 
