@@ -1,9 +1,10 @@
 """A soak: eight clients on one node, hits and misses mixed, evictions on: nothing may fail, grow or slow.
 
-Six clients stay and get a few kernels again and again; two come anew for every slice and get many others,
-most of which nobody compiled or which were evicted meanwhile. What a living client holds is never evicted, nor
-what was used within a minute, so that a soak needs three minutes at least; the store may hold fewer files than are asked for. Resident memory of daemon,
-zygote and the clients that stay, and the latency of hits, are taken in slices; the first third is warm-up.
+Six clients stay and get a few kernels again and again; two come anew for every slice and get others, a
+few new ones in every slice, until the list begins again with kernels that were evicted meanwhile. What a
+living client holds is never evicted, nor what was used within a minute, so that a soak needs three
+minutes at least. Resident memory of daemon, zygote and the clients that stay, and the latency of hits,
+are taken in slices; the first third is warm-up.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from benchmarks.spread import percentile
 
 STAYING, COMING = 6, 2
 STORE_FILES = 24
-COMMON, SPECS = 8, 64
-"""Kernels that the staying clients want, and all: more than the store may hold."""
+COMMON, SPECS, NEW = 8, 80, 4
+"""Kernels that the staying clients want, all (more than the store may hold), and new ones in a slice."""
 
 SLICE_S = 10.0
 MOST_GROWTH = 1.10
@@ -68,7 +69,7 @@ def measure(minutes: float) -> Outcome:
                 clients = [*staying, *coming]
                 for number, client in enumerate(clients):
                     rare = 0.5 if number >= STAYING else 0.0
-                    client.tell({"seed": 1000 * turn + number, "seconds": SLICE_S, "rare": rare})
+                    client.tell({"turn": turn, "number": number, "seconds": SLICE_S, "rare": rare})
                 answers = [client.answer() for client in clients]
             for name in counts:
                 counts[name] += sum(one[name] for one in answers)
@@ -142,12 +143,13 @@ def _act(order: dict[str, Any]) -> dict[str, Any]:
     from kaas.client import api
     from kaas.proto.errors import KaasError
 
-    chosen = random.Random(order["seed"])
+    chosen = random.Random(1000 * order["turn"] + order["number"])
     found: dict[str, Any] = {"hits": 0, "compiled": 0, "errors": 0, "failures": [], "latencies_us": []}
     end = time.monotonic() + order["seconds"]
     while time.monotonic() < end:
         rare = chosen.random() < order["rare"]
-        number = chosen.randrange(COMMON, SPECS) if rare else chosen.randrange(COMMON)
+        new = COMMON + (NEW * order["turn"] + chosen.randrange(NEW)) % (SPECS - COMMON)
+        number = new if rare else chosen.randrange(COMMON)
         spec = GemmSpec(n=256 + 16 * number, k=256, m=256)
         api._memo.clear()
         begin = time.perf_counter()
