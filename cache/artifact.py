@@ -288,13 +288,13 @@ class _MarkedFile:
         self.close()
 
 
-_taking = threading.Lock()
+_taking = threading.RLock()
 """Held while a marked file is read: a descriptor that another thread closed may be another file's."""
 
 
 def _renew_lock_in_child() -> None:
     global _taking
-    _taking = threading.Lock()
+    _taking = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock_in_child)
@@ -315,7 +315,7 @@ def open_marked(path: str, key: str) -> Artifact:
     try:
         status = os.fstat(descriptor)
         size = status.st_size
-        if not stat.S_ISREG(status.st_mode) or size < HEADER_BYTES:
+        if not stat.S_ISREG(status.st_mode) or not HEADER_BYTES <= size <= MAX_FILE_BYTES:
             return open_artifact(path, key)
         start = os.pread(descriptor, _FIRST_READ_BYTES, 0)
         head = _HEAD_AND_PASSPORT.unpack_from(start)

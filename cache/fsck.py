@@ -164,6 +164,13 @@ def _layout(root: Path) -> StoreLayout:
         raise StoreUnavailable(
             f"{root} is not there", hint="set KAAS_STORE, or start the daemon once", path=str(root)
         )
+    # Modes are changed and left-overs removed below, so whatever is no store must be left alone.
+    if not (layout.environment_file.is_file() and layout.holder_file.is_file()):
+        raise StoreUnavailable(
+            f"{root} is no store: no daemon has ever run there",
+            hint="set KAAS_STORE, or name the store with --store",
+            path=str(root),
+        )
     return layout
 
 
