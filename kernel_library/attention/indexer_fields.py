@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from kaas.kernel_library.choice import only_one
 from kaas.kernel_library.cube.scaled_operands import PAIR, SCALED_OPERAND_SOURCES
 from kaas.kernel_library.spec import (
     DYNAMIC,
@@ -105,6 +106,10 @@ class IndexerTiles(msgspec.Struct, frozen=True):
             "block_queries": self.block_queries,
             "step_keys": STEP_KEYS,
             "buffers": self.buffer_bytes(),
+            "why": only_one(
+                f"the only tiling: {L0C_SLOTS} accumulators of {TILE_ROWS} rows, {STEP_KEYS} keys fill L0C, "
+                f"{BLOCK_TILES} tiles of queries L0A"
+            ),
         }
 
 

@@ -22,6 +22,7 @@ from kaas.kernel_library.attention.request_groups import (
     request_groups,
     request_parameters,
 )
+from kaas.kernel_library.choice import only_one
 from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS
 from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
@@ -72,7 +73,12 @@ def build(spec: PagedMqaMetadataSpec, target: Target) -> BuiltKernel:
     """The TileLang program of ``spec``: one vector core, whatever ``target`` has."""
     return BuiltKernel(
         prim_func=_program(spec),
-        choices={"threads": THREADS, "split_keys": SPLIT_KEYS, "tile_queries": TILE_ROWS // spec.heads},
+        choices={
+            "threads": THREADS,
+            "split_keys": SPLIT_KEYS,
+            "tile_queries": TILE_ROWS // spec.heads,
+            "why": only_one("one block: every boundary needs the sum of the work of all requests"),
+        },
         pass_configs=dict(PASS_CONFIGS),
     )
 

@@ -12,6 +12,8 @@ from kaas.kernel_library.spec import KernelSpec
 from kaas.kernel_library.targets import target_named
 
 PARTS = (8, 28, 32, 36)
+ONE_BLOCK = {"paged_mqa_metadata"}
+"""Families that plan the work of the others: one vector core, whatever the part has."""
 
 
 def cases() -> list[Any]:
@@ -33,6 +35,7 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("spec", "cores"), cases())
 def test_every_kernel_compiles_for_every_part(spec: KernelSpec, cores: int) -> None:
     built, target = lowered(spec, cores), target_named(SOC_NAMES[cores])
-    assert built.launch.block_count in (target.cube_cores, target.vector_cores)
+    expected = {1} if spec.family in ONE_BLOCK else {target.cube_cores, target.vector_cores}
+    assert built.launch.block_count in expected
     assert built.choices["why"]["reason"]
     kernel(spec, cores)
