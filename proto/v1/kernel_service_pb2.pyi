@@ -322,6 +322,74 @@ class PrewarmEvent(_message.Message):
     job_id: str
     def __init__(self, total: _Optional[int] = ..., done: _Optional[int] = ..., ready: _Optional[int] = ..., failed: _Optional[int] = ..., index: _Optional[int] = ..., key: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., error_json: _Optional[str] = ..., seconds: _Optional[float] = ..., finished: _Optional[bool] = ..., job_id: _Optional[str] = ...) -> None: ...
 
+class CoverageEntry(_message.Message):
+    __slots__ = ("spec_json", "key", "soc_name", "cann", "weight")
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SOC_NAME_FIELD_NUMBER: _ClassVar[int]
+    CANN_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    spec_json: bytes
+    key: str
+    soc_name: str
+    cann: str
+    weight: float
+    def __init__(self, spec_json: _Optional[bytes] = ..., key: _Optional[str] = ..., soc_name: _Optional[str] = ..., cann: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class GetCoverageRequest(_message.Message):
+    __slots__ = ("entries", "all_targets", "missing_limit", "coverage", "wait_s")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ALL_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[CoverageEntry]
+    all_targets: bool
+    missing_limit: int
+    coverage: float
+    wait_s: float
+    def __init__(self, entries: _Optional[_Iterable[_Union[CoverageEntry, _Mapping]]] = ..., all_targets: _Optional[bool] = ..., missing_limit: _Optional[int] = ..., coverage: _Optional[float] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class MissingKernel(_message.Message):
+    __slots__ = ("index", "key", "spec_json", "soc_name", "weight", "state", "error_json")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SOC_NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    key: str
+    spec_json: str
+    soc_name: str
+    weight: float
+    state: str
+    error_json: str
+    def __init__(self, index: _Optional[int] = ..., key: _Optional[str] = ..., spec_json: _Optional[str] = ..., soc_name: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[str] = ..., error_json: _Optional[str] = ...) -> None: ...
+
+class GetCoverageResponse(_message.Message):
+    __slots__ = ("coverage", "total", "held", "weight", "held_weight", "left_out", "missing", "soc_name", "cann_version")
+    COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    HELD_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    SOC_NAME_FIELD_NUMBER: _ClassVar[int]
+    CANN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    coverage: float
+    total: int
+    held: int
+    weight: float
+    held_weight: float
+    left_out: int
+    missing: _containers.RepeatedCompositeFieldContainer[MissingKernel]
+    soc_name: str
+    cann_version: str
+    def __init__(self, coverage: _Optional[float] = ..., total: _Optional[int] = ..., held: _Optional[int] = ..., weight: _Optional[float] = ..., held_weight: _Optional[float] = ..., left_out: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingKernel, _Mapping]]] = ..., soc_name: _Optional[str] = ..., cann_version: _Optional[str] = ...) -> None: ...
+
 class GetEnvironmentRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -69,6 +69,11 @@ class KernelServiceStub:
                 request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresRequest.SerializeToString,
                 response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresResponse.FromString,
                 _registered_method=True)
+        self.GetCoverage = channel.unary_unary(
+                '/kaas.v1.KernelService/GetCoverage',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetCoverageRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetCoverageResponse.FromString,
+                _registered_method=True)
         self.GetEnvironment = channel.unary_unary(
                 '/kaas.v1.KernelService/GetEnvironment',
                 request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetEnvironmentRequest.SerializeToString,
@@ -133,6 +138,13 @@ class KernelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCoverage(self, request, context):
+        """Which of many kernels this node holds, by weight; waits for a coverage if asked to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetEnvironment(self, request, context):
         """What decides keys on this node: target, toolchain, generator.
         """
@@ -184,6 +196,11 @@ def add_KernelServiceServicer_to_server(servicer, server):
                     servicer.ClearFailures,
                     request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresRequest.FromString,
                     response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresResponse.SerializeToString,
+            ),
+            'GetCoverage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCoverage,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetCoverageRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetCoverageResponse.SerializeToString,
             ),
             'GetEnvironment': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEnvironment,
@@ -385,6 +402,33 @@ class KernelService:
             '/kaas.v1.KernelService/ClearFailures',
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresRequest.SerializeToString,
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ClearFailuresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCoverage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.KernelService/GetCoverage',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetCoverageRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.GetCoverageResponse.FromString,
             options,
             channel_credentials,
             insecure,
