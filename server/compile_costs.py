@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from kaas.proto.compile_cost import COSTS_FILE, FamilyCost
 from kaas.server.state_file import StateFile
 
-FILE_NAME = "compile-costs.json"
+FILE_NAME = COSTS_FILE
 MAX_FAMILIES = 512
 FIRST_GUESS_S = 10.0
 """Seconds of a compile before anything was learned."""
@@ -20,16 +21,6 @@ _FORGETTING = 0.1
 """How much of the way to a smaller peak one compile goes: a large one is remembered for about twenty."""
 
 _SMOOTHING = 0.3
-
-
-class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
-    """``peak_bytes``: high-water mark of one compile's processes, slowly forgotten; ``least_bytes``: the
-    smallest peak that a finished compile had; ``seconds``: its usual wall time."""
-
-    peak_bytes: int
-    least_bytes: int
-    seconds: float
-    compiles: int
 
 
 class CompileCosts:
@@ -73,18 +64,25 @@ class CompileCosts:
         others = [cost.seconds for cost in self._families.values() if cost.seconds > 0]
         return sum(others) / len(others) if others else FIRST_GUESS_S
 
-    def learn(self, family: str, *, peak_bytes: int, seconds: float) -> None:
-        """A compile has finished."""
+    def learn(self, family: str, *, peak_bytes: int, seconds: float, cpu_seconds: float = 0.0) -> None:
+        """A compile has finished; ``cpu_seconds`` is 0 where nobody measured it."""
         known = self._families.pop(family, None)
         if known is None:
-            cost = FamilyCost(peak_bytes=peak_bytes, least_bytes=peak_bytes, seconds=seconds, compiles=1)
+            cost = FamilyCost(
+                peak_bytes=peak_bytes,
+                least_bytes=peak_bytes,
+                seconds=seconds,
+                compiles=1,
+                cpu_seconds=cpu_seconds,
+            )
         else:
             faded = known.peak_bytes - int(_FORGETTING * (known.peak_bytes - peak_bytes))
             cost = FamilyCost(
                 peak_bytes=max(peak_bytes, faded),
                 least_bytes=min(peak_bytes, known.least_bytes) if known.least_bytes else peak_bytes,
-                seconds=known.seconds + _SMOOTHING * (seconds - known.seconds) if known.seconds else seconds,
+                seconds=_smoothed(known.seconds, seconds),
                 compiles=known.compiles + 1,
+                cpu_seconds=_smoothed(known.cpu_seconds, cpu_seconds),
             )
         self._keep(family, cost)
 
@@ -107,3 +105,8 @@ class CompileCosts:
         if self._file is not None:
             snapshot = dict(self._families)
             self._file.save(lambda: snapshot)
+
+
+def _smoothed(known: float, new: float) -> float:
+    """A usual value after one more; 0 stands for not known."""
+    return known + _SMOOTHING * (new - known) if known and new else known or new

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ class KernelService:
         self._failures = failures
         self._costs = costs
         self._holdings = catalog.holdings
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        """Requests that ended, by outcome (or error code) and priority."""
 
     def question(self, spec: bytes | Mapping[str, Any], soc_name: str = "") -> Question:
         """Check spec and target and compute the key. Raises :class:`InvalidSpec` or UnsupportedTarget."""
@@ -105,6 +108,7 @@ class KernelService:
             raise
         finally:
             taken_ms = round(1000 * (time.monotonic() - started), 1)
+            self.outcomes[outcome, request.priority.name.lower()] += 1
             log.info(
                 "kernel",
                 extra=facts(
@@ -273,7 +277,12 @@ class KernelService:
             self._costs.learn_shortage(family)
             raise
         self._failures.forget(question.key)
-        self._costs.learn(family, peak_bytes=output.peak_rss_bytes, seconds=output.compile_seconds)
+        self._costs.learn(
+            family,
+            peak_bytes=output.peak_rss_bytes,
+            seconds=output.compile_seconds,
+            cpu_seconds=output.cpu_seconds,
+        )
         return output
 
     async def _publish(self, key: KernelKey, encoded: bytes, row: dict[str, Any]) -> Path | None:
