@@ -6,6 +6,7 @@ Used from one thread.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -28,6 +29,8 @@ class MemoryTier:
         self.size_bytes = 0
         self.dropped = 0
         """Kernels that had to go before they could be stored."""
+        self.on_lost: Callable[[str], None] | None = None
+        """Called with the key of each of them."""
 
     def __len__(self) -> int:
         return len(self._kernels)
@@ -45,6 +48,8 @@ class MemoryTier:
             _, oldest = self._kernels.popitem(last=False)
             self.size_bytes -= len(oldest.encoded)
             self.dropped += 1
+            if self.on_lost is not None:
+                self.on_lost(oldest.key)
         self._kernels[kernel.key] = kernel
         self.size_bytes += len(kernel.encoded)
         return True

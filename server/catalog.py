@@ -154,6 +154,7 @@ class Catalog:
 
     def added(self, summary: dict[str, Any]) -> None:
         """A kernel was published. The index is a convenience: its trouble is logged, never raised."""
+        self.holdings.wanted.arrived(summary["key"])
         self._later(lambda: self._index.record(summary))
 
     def used(self, key: str) -> None:
@@ -171,6 +172,7 @@ class Catalog:
 
     def removed(self, key: str) -> None:
         """A kernel is not in the store any more."""
+        self.holdings.wanted.left(key)
         self._later(lambda: self._index.forget(key))
 
     async def close(self) -> None:

@@ -12,10 +12,12 @@ from kaas.cache.store import Store
 from kaas.server.audit import Audit
 from kaas.server.lease_table import LeaseTable
 from kaas.server.remembered_leases import RememberedLeases
+from kaas.server.wanted_kernels import WantedSets
 
 
 class Holdings:
-    """Leases of live processes, pins, kernels that wait in memory for room in the store, and the audit."""
+    """Leases of live processes, pins, kernels that wait in memory for room in the store, the audit, and sets of
+    kernels that somebody wants here."""
 
     def __init__(self, store: Store, *, memory_bytes: int = 0, audit_bytes: int = 0) -> None:
         self.leases = LeaseTable()
@@ -25,6 +27,8 @@ class Holdings:
         self.audit = Audit(AuditLog(store.layout, audit_bytes))
         self.news = asyncio.Event()
         """Set when something was published or could not be: the store keeper has work."""
+        self.wanted = WantedSets(lambda key: store.layout.artifact_path(key).exists() or key in self.memory)
+        self.memory.on_lost = self.wanted.left
         store.on_quarantine = self._note_quarantine
 
     def protects(self, key: str) -> bool:
@@ -43,4 +47,5 @@ class Holdings:
         return sorted(found)[:limit]
 
     def _note_quarantine(self, record: QuarantineRecord) -> None:
+        self.wanted.left(record.key)
         self.audit.note("quarantined", key=record.key, reason=record.reason, file=record.file)

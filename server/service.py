@@ -291,7 +291,8 @@ class KernelService:
             path = await asyncio.to_thread(self._store.publish, key, encoded)
         except (StoreFull, StoreUnavailable) as refusal:
             log.warning("kernel is served but not stored: %s", refusal, extra=facts(key=key[:12]))
-            self._holdings.memory.put(MemoryKernel(key=key, encoded=encoded, row=row))
+            if self._holdings.memory.put(MemoryKernel(key=key, encoded=encoded, row=row)):
+                self._holdings.wanted.arrived(key)
             return None
         else:
             self._catalog.added(row)

@@ -46,6 +46,7 @@ class StoreKeeper:
         self._memory = holdings.memory
         self._audit = holdings.audit
         self._news = holdings.news
+        self._wanted = holdings.wanted
         self._eviction = eviction
         self.evicted = 0
 
@@ -103,6 +104,7 @@ class StoreKeeper:
         while True:
             evicted, has_more = await self._catalog.on_index(self._eviction.step)
             for one in evicted:
+                self._wanted.left(one.key)
                 self._audit.note("evicted", key=one.key, reason=REASONS[one.why], size_bytes=one.size_bytes)
             self.evicted += len(evicted)
             if not has_more:
