@@ -18,6 +18,7 @@ from kaas.client.manifest_commands import add_manifest_commands
 from kaas.client.spec_arguments import spec_from_words, specs_from_words
 from kaas.client.store_commands import add_store_commands
 from kaas.client.terminal import guarded, print_fields, print_json, print_table
+from kaas.client.wait_command import add_wait_command
 from kaas.proto.locations import default_socket, default_store
 
 app = typer.Typer(
@@ -360,6 +361,7 @@ add_store_commands(app)
 add_fsck_command(app)
 add_bundle_commands(app)
 add_manifest_commands(app)
+add_wait_command(app)
 
 
 def main() -> None:

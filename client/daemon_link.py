@@ -10,7 +10,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -293,6 +293,34 @@ class DaemonLink:
 
         reply = self._ask(lambda stub: stub.GetEnvironment(pb.GetEnvironmentRequest(), timeout=timeout))
         return msgspec.json.decode(reply.environment_json, type=Environment)
+
+    def coverage(
+        self,
+        entries: Sequence[Mapping[str, Any]],
+        *,
+        all_targets: bool = False,
+        missing_limit: int = 0,
+        coverage: float = 0.0,
+        wait_s: float = 0.0,
+        timeout: float = 60,
+    ) -> pb.GetCoverageResponse:
+        """Which kernels the node holds; ``entries`` have the fields of CoverageEntry, none: its own manifest.
+
+        Answered at ``coverage``, or after ``wait_s`` seconds; ``timeout`` is what it may take beside that.
+        """
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.GetCoverageRequest(
+            entries=[pb.CoverageEntry(**entry) for entry in entries],
+            all_targets=all_targets,
+            missing_limit=missing_limit,
+            coverage=coverage,
+            wait_s=wait_s,
+        )
+        reply: pb.GetCoverageResponse = self._ask(
+            lambda stub: stub.GetCoverage(request, timeout=timeout + wait_s)
+        )
+        return reply
 
     def health(self, service: str = "", *, timeout: float = 5) -> bool:
         """Whether the daemon says that it serves (``""``), or that it is ready (:data:`READINESS`)."""

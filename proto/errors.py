@@ -196,6 +196,13 @@ class RegistryFailed(KaasError):
     retryable = True
 
 
+class NotReady(KaasError):
+    """A node is not ready yet; ``details``: the ``checks``, and the ``coverage`` of what it waits for."""
+
+    code = "not_ready"
+    retryable = True
+
+
 class StrictMiss(KaasError):
     """Strict mode: the kernel is not in the store and compiling on request is not allowed."""
 

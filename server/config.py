@@ -44,6 +44,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ``tcp_address`` is ``host:port`` or empty (off). ``rest_address`` is ``unix:/path``, ``host:port``,
     ``off``, or empty: ``rest.sock`` beside the socket, with its permissions. TCP has none: on loopback
     every user of the machine may ask, and beyond loopback (``allow_remote``) everybody.
+    ``monitoring_address`` (``host:port``, or empty: off) serves probes and metrics only, so it may lie beyond
+    loopback without ``allow_remote``.
     ``device_options`` are further bisheng options, separated by spaces, and part of every key. An empty
     ``toolkit_home`` or ``soc_name`` means: find out, as does a ``compile_memory_budget_bytes`` of 0.
     Sizes are bytes; text forms such as ``8GiB`` are accepted.
@@ -55,6 +57,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ``memory_kernels_bytes`` of memory and served from there. ``audit_max_bytes`` bounds the audit log. Once
     every ``scrub_period_s`` each artifact is read again, at ``scrub_bytes_per_s``. 0 turns any of these off.
     A store on a network file system is refused unless ``allow_network_fs``.
+    With a ``ready_manifest`` the node is ready once it holds ``ready_coverage`` (0 to 1) of its weight.
     ``trust_list`` is the file of public keys whose signatures on foreign artifacts count; with
     ``require_signature`` one of them must have signed whatever this node did not compile itself.
     """
@@ -64,6 +67,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     socket_group: str = ""
     tcp_address: str = ""
     rest_address: str = ""
+    monitoring_address: str = ""
     allow_remote: bool = False
     store: str = msgspec.field(default_factory=lambda: str(default_store()))
     toolkit_home: str = ""
@@ -90,6 +94,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     scrub_bytes_per_s: int = 8 << 20
     scrub_period_s: float = 7 * 86_400.0
     allow_network_fs: bool = False
+    ready_manifest: str = ""
+    ready_coverage: float = 1.0
     trust_list: str = ""
     require_signature: bool = False
     zygote_max_jobs: int = 500
@@ -280,6 +286,11 @@ def _check_rest(value: str, config: Config) -> str | None:
     return _check_socket_path(address.path) if address.path else _check_reach(address, config)
 
 
+def _check_monitoring(value: str, _: Config) -> str | None:
+    address = parse_address(value) if value else None
+    return None if not value or (address and not address.path) else "host:port, or empty for off"
+
+
 def _check_reach(address: Address, config: Config) -> str | None:
     if config.allow_remote or is_loopback(address.host):
         return None
@@ -340,6 +351,7 @@ _CHECKS: dict[str, Callable[[Any, Config], str | None]] = {
     "socket_group": _check_group,
     "tcp_address": _check_tcp,
     "rest_address": _check_rest,
+    "monitoring_address": _check_monitoring,
     "store": _check_absolute,
     "toolkit_home": _check_optional_path,
     "device_options": _check_device_options,
@@ -363,6 +375,8 @@ _CHECKS: dict[str, Callable[[Any, Config], str | None]] = {
     "audit_max_bytes": _zero_or_between(1 << 20, 1 << 40),
     "scrub_bytes_per_s": _zero_or_between(1 << 10, 1 << 40),
     "scrub_period_s": _zero_or_between(1, 3_153_600_000),
+    "ready_manifest": _check_optional_path,
+    "ready_coverage": _between(0, 1),
     "trust_list": _check_optional_path,
     "require_signature": _check_require_signature,
     "zygote_max_jobs": _between(1, 1_000_000),

@@ -99,6 +99,14 @@ class Gate:
         """Whether the node holds as much of it as it is to."""
         return self.wanted.covers(self.threshold)
 
+    async def turned(self, was_open: bool) -> None:
+        """Return when the gate is no longer as it was."""
+        while True:
+            news = self.wanted.news
+            if self.is_open != was_open:
+                return
+            await news.wait()
+
 
 class Coverages:
     """Answers questions for coverage, and keeps the node's own gate if it has one."""
@@ -118,7 +126,7 @@ class Coverages:
         self.gate: Gate | None = None
 
     async def set_gate(self, entries: Sequence[CoverageEntry], threshold: float) -> Gate:
-        """Keep an eye on these kernels from now on. Raises :class:`InvalidRequest` if none is for this node."""
+        """Keep an eye on these kernels from now on. Raises :class:`InvalidRequest` if none is for here."""
         resolved = await asyncio.to_thread(self._resolve, entries, False)
         self.gate = Gate(resolved, resolved.wanted(), threshold)
         await self._sets.open(self.gate.wanted)
@@ -133,7 +141,7 @@ class Coverages:
         coverage: float = 0.0,
         wait_s: float = 0.0,
     ) -> Coverage:
-        """How much of ``entries`` is here, as soon as that is ``coverage``, but after ``wait_s`` at the latest.
+        """How much of ``entries`` is here, as soon as it is ``coverage``, after ``wait_s`` at the latest.
 
         No entries: the node's own gate. Raises :class:`InvalidRequest`, also when nothing is for this node.
         """
@@ -207,7 +215,7 @@ class Coverages:
         return self._service.environment.toolchain.cann_version
 
     def _kernels(self, index: int, entry: CoverageEntry, soc_name: str) -> list[_Asked]:
-        """One for each kernel of an entry; what has no key here is never held, and does not end the question."""
+        """One for each kernel of an entry; what has no key here is never held."""
         found: list[_Asked] = []
         try:
             for spec in kernel_specs(entry.spec):

@@ -31,7 +31,7 @@ from kaas.compiler.job import CompileLimits
 from kaas.compiler.pool import CompilerPool
 from kaas.compiler.toolkit import Toolkit, find_toolkit
 from kaas.proto.environment import Environment
-from kaas.proto.errors import KaasError
+from kaas.proto.errors import InvalidConfig, InvalidRequest, KaasError
 from kaas.proto.locations import lease_socket
 from kaas.server import listeners
 from kaas.server.admission import SHARE, Admission, MemoryBudget
@@ -39,6 +39,7 @@ from kaas.server.catalog import Catalog
 from kaas.server.compile_costs import CompileCosts
 from kaas.server.config import Config, load_config, parse_address
 from kaas.server.control_group import memory_room
+from kaas.server.coverage import Coverages
 from kaas.server.failure_kind import RetryPolicy
 from kaas.server.foreign_kernels import ForeignKernels
 from kaas.server.grpc_api import GrpcServer, KernelServicer
@@ -47,6 +48,7 @@ from kaas.server.holdings import Holdings
 from kaas.server.kernel_request import Kernel
 from kaas.server.lease_server import LeaseServer
 from kaas.server.listeners import SocketAccess
+from kaas.server.metrics import Metrics
 from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmJobs
 from kaas.server.scheduler import Scheduler
@@ -199,6 +201,9 @@ class Daemon:
             failures=failures,
             costs=costs,
         )
+        coverages = self._coverages = Coverages(service, self._catalog, scheduler, failures)
+        if config.ready_manifest:
+            await self._set_gate(config)
         jobs = PrewarmJobs(service.warm, width=2 * config.workers)
         leases = self._leases = LeaseServer(
             holdings.leases,
@@ -217,9 +222,19 @@ class Daemon:
         )
         store = StoreService(service, self._store, self._catalog, self._keeper, self._scrubber)
         foreign = ForeignKernels(self._store, self._catalog, policy)
-        await self._listen(service, jobs, failures, StoreServicer(store, foreign), store)
+        metrics = Metrics(
+            environment=self.environment,
+            version=version("ascend-kaas"),
+            service=service,
+            scheduler=scheduler,
+            failures=failures,
+            store=store,
+            readiness=self.readiness,
+        )
+        await self._listen(service, jobs, failures, StoreServicer(store, foreign), store, metrics)
         closing.push_async_callback(scheduler.stop, config.shutdown_grace_s)
         closing.push_async_callback(jobs.stop)
+        closing.push_async_callback(coverages.stop)
         closing.push_async_callback(self._grpc.begin_stop)
         background = asyncio.create_task(self._warm_up(), name="warm-up")
         closing.push_async_callback(_ended, background)
@@ -242,10 +257,33 @@ class Daemon:
 
     async def readiness(self) -> dict[str, bool]:
         """The checks behind ``/readyz`` and the health service's readiness."""
-        return {
+        checks = {
             "workers_warm": self._pool.is_warm,
             "store_usable": await asyncio.to_thread(_is_writable, self._store),
         }
+        if self._coverages.gate is not None:
+            checks["kernels_covered"] = self._coverages.gate.is_open
+        return checks
+
+    async def _set_gate(self, config: Config) -> None:
+        from kaas.server.ready_manifest import read_ready_manifest  # which YAML comes with
+
+        entries = await asyncio.to_thread(read_ready_manifest, config.ready_manifest)
+        try:
+            gate = await self._coverages.set_gate(entries, config.ready_coverage)
+        except InvalidRequest as refusal:
+            raise InvalidConfig(
+                f"ready_manifest: {refusal.message}", field="ready_manifest", legal=refusal.details["legal"]
+            ) from None
+        log.info(
+            "readiness waits for a manifest",
+            extra=facts(
+                manifest=config.ready_manifest,
+                threshold=config.ready_coverage,
+                coverage=gate.wanted.coverage,
+                kernels=len(gate.wanted.weights),
+            ),
+        )
 
     async def _listen(
         self,
@@ -254,9 +292,11 @@ class Daemon:
         failures: NegativeResults,
         servicer: StoreServicer,
         store: StoreService,
+        metrics: Metrics,
     ) -> None:
         config = self._config
-        self._grpc = GrpcServer(KernelServicer(service, self._catalog, jobs, failures), servicer)
+        kernels = KernelServicer(service, self._catalog, jobs, failures, self._coverages)
+        self._grpc = GrpcServer(kernels, servicer)
         self._grpc.bind_unix(Path(config.socket), self._access)
         self._closing.push_async_callback(self._grpc.stop, 1.0)
         if (tcp := parse_address(config.tcp_address)) is not None:
@@ -265,7 +305,15 @@ class Daemon:
         if (rest := parse_address(config.rest_address)) is not None:
             rest_api, rest_server = _rest_modules()
             app = rest_api.create_app(
-                service, self._catalog, jobs, failures, self.readiness, version("ascend-kaas"), store
+                service,
+                self._catalog,
+                jobs,
+                failures,
+                self.readiness,
+                version("ascend-kaas"),
+                store,
+                metrics.scrape,
+                self._coverages,
             )
             self._rest = rest_server.RestServer(app, rest, self._access, allow_remote=config.allow_remote)
             self._closing.push_async_callback(self._rest.stop)
@@ -275,6 +323,21 @@ class Daemon:
                     "REST on %s asks nobody who they are: every user of this machine may use it",
                     self._rest.url,
                 )
+        self._monitoring: RestServer | None = None
+        if (monitoring := parse_address(config.monitoring_address)) is not None:
+            from kaas.server import monitoring_api, rest_server
+
+            self._monitoring = rest_server.RestServer(
+                monitoring_api.create_monitoring_app(self.readiness, metrics.scrape, self._coverages),
+                monitoring,
+                self._access,
+                allow_remote=True,
+                field="monitoring_address",
+                checks_host=False,
+            )
+            self._closing.push_async_callback(self._monitoring.stop)
+            self._monitoring.start()
+            log.info("metrics and probes on %s", self._monitoring.url)
         await self._grpc.start()
 
     async def _warm_up(self) -> None:
@@ -323,13 +386,18 @@ class Daemon:
             await self._grpc.set_ready(all(checks.values()))
             if checks != told:
                 if all(checks.values()):
-                    log.info("ready: compile workers are warm and the store is usable")
+                    log.info("ready", extra=facts(**checks))
                 elif told:
                     log.warning("not ready", extra=facts(**checks))
                 told = checks
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(READINESS_PERIOD_S):
-                    await self._pool.warmth_changed.wait()
+            news: list[asyncio.Task[Any]] = [asyncio.create_task(self._pool.warmth_changed.wait())]
+            if self._coverages.gate is not None:
+                turned = self._coverages.gate.turned(checks["kernels_covered"])
+                news.append(asyncio.create_task(turned))
+            try:
+                await asyncio.wait(news, timeout=READINESS_PERIOD_S, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _ended(*news)
 
 
 def _rest_modules() -> tuple[ModuleType, ModuleType]:

@@ -22,6 +22,7 @@ from kaas.proto.v1 import kernel_service_pb2 as pb
 from kaas.proto.v1 import kernel_service_pb2_grpc as pb_grpc
 from kaas.server import listeners
 from kaas.server.catalog import Catalog, KernelFilter, KernelSummary
+from kaas.server.coverage import CoverageEntry, Coverages
 from kaas.server.kernel_request import KernelRequest, time_to_answer
 from kaas.server.listeners import SocketAccess
 from kaas.server.negative_results import Failure, NegativeResults
@@ -55,8 +56,14 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
     """Translates messages to calls and errors to statuses; decides nothing."""
 
     def __init__(
-        self, service: KernelService, catalog: Catalog, jobs: PrewarmJobs, failures: NegativeResults
+        self,
+        service: KernelService,
+        catalog: Catalog,
+        jobs: PrewarmJobs,
+        failures: NegativeResults,
+        coverages: Coverages,
     ) -> None:
+        self._coverages = coverages
         self._service = service
         self._catalog = catalog
         self._jobs = jobs
@@ -224,6 +231,43 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
             answered=self._failures.answered(failure.key),
             error_json=_json(failure.error),
         )
+
+    async def GetCoverage(self, request: pb.GetCoverageRequest, context: Context) -> pb.GetCoverageResponse:
+        """Which of many kernels are here."""
+
+        async def answer() -> pb.GetCoverageResponse:
+            coverage = await self._coverages.ask(
+                [
+                    CoverageEntry(
+                        spec=entry.spec_json,
+                        key=entry.key,
+                        soc_name=entry.soc_name,
+                        cann=entry.cann,
+                        weight=entry.weight or 1.0,
+                    )
+                    for entry in request.entries
+                ],
+                all_targets=request.all_targets,
+                missing_limit=request.missing_limit,
+                coverage=request.coverage,
+                wait_s=request.wait_s,
+            )
+            fields = msgspec.structs.asdict(coverage)
+            missing = [
+                pb.MissingKernel(
+                    index=one.index,
+                    key=one.key,
+                    spec_json=canonical_json(one.spec).decode() if one.spec else "",
+                    soc_name=one.soc_name,
+                    weight=one.weight,
+                    state=one.state,
+                    error_json=_json(one.error) if one.error else "",
+                )
+                for one in coverage.missing
+            ]
+            return pb.GetCoverageResponse(**{**fields, "missing": missing})
+
+        return await guarded(answer, context)
 
     async def GetEnvironment(
         self, request: pb.GetEnvironmentRequest, context: Context

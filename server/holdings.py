@@ -16,8 +16,8 @@ from kaas.server.wanted_kernels import WantedSets
 
 
 class Holdings:
-    """Leases of live processes, pins, kernels that wait in memory for room in the store, the audit, and sets of
-    kernels that somebody wants here."""
+    """Leases of live processes, pins, kernels that wait in memory for room in the store, the audit, and sets
+    of kernels that somebody wants here."""
 
     def __init__(self, store: Store, *, memory_bytes: int = 0, audit_bytes: int = 0) -> None:
         self.leases = LeaseTable()

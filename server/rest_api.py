@@ -16,11 +16,14 @@ from kaas.kernel_library.registry import composite_named, composite_names, famil
 from kaas.kernel_library.spec import Spec
 from kaas.proto.errors import InvalidRequest, KaasError
 from kaas.server.catalog import Catalog
+from kaas.server.coverage import Coverages
+from kaas.server.metrics import Readiness, Scrape
 from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmJobs
+from kaas.server.rest_coverage import add_coverage_routes
 from kaas.server.rest_failures import add_failure_routes
 from kaas.server.rest_kernels import add_kernel_routes
-from kaas.server.rest_node import Readiness, add_node_routes
+from kaas.server.rest_node import add_node_routes
 from kaas.server.rest_parameters import PROBLEMS, refuse_unknown_parameters
 from kaas.server.rest_prewarm import add_prewarm_routes
 from kaas.server.rest_store import add_store_routes
@@ -44,6 +47,8 @@ def create_app(
     readiness: Readiness,
     version: str,
     store: StoreService,
+    scrape: Scrape,
+    coverages: Coverages,
 ) -> FastAPI:
     """The ASGI app; the guard and the listener are the caller's business."""
     app = FastAPI(
@@ -62,7 +67,8 @@ def create_app(
     add_failure_routes(app, failures)
     add_prewarm_routes(app, jobs)
     add_store_routes(app, store)
-    add_node_routes(app, service, readiness)
+    add_node_routes(app, service, readiness, scrape, coverages)
+    add_coverage_routes(app, coverages)
     _describe(app)
     return app
 

@@ -401,9 +401,82 @@ class HealthBody(BaseModel):
     status: Literal["serving", "stopping"]
 
 
+_MISSING: dict[str, Any] = {
+    "index": 0,
+    "key": KEY,
+    "spec": SPEC,
+    "soc_name": "Ascend950PR_9579",
+    "weight": 61.0,
+    "state": "compiling",
+    "error": None,
+}
+_COVERAGE: dict[str, Any] = {
+    "coverage": 0.39,
+    "total": 2,
+    "held": 1,
+    "weight": 100.0,
+    "held_weight": 39.0,
+    "left_out": 0,
+    "missing": [_MISSING],
+    "soc_name": "Ascend950PR_9579",
+    "cann_version": "9.2.0",
+}
+
+
+class CoverageEntryBody(BaseModel):
+    """A kernel that is wanted, by `spec` (a composite's, too) or by `key`; empty targets mean the node's."""
+
+    model_config = _strict_example({"spec": SPEC, "weight": 61})
+    spec: dict[str, Any] | None = None
+    key: str = Field("", max_length=64)
+    soc_name: str = Field("", max_length=64)
+    cann: str = Field("", max_length=64)
+    weight: float = Field(1.0, gt=0, le=1e15)
+
+
+class CoverageQuestionBody(BaseModel):
+    """Kernels that a node is to hold. Answered at `coverage`, or after `wait_s`."""
+
+    model_config = _strict_example({"entries": [{"spec": SPEC, "weight": 61}]})
+    entries: list[CoverageEntryBody] = Field(default_factory=list, max_length=20_000)
+    all_targets: bool = False
+    missing_limit: int = Field(20, ge=0, le=1000)
+    coverage: float = Field(0.0, ge=0, le=1)
+    wait_s: float = Field(0.0, ge=0, le=60)
+
+
+class MissingKernelBody(BaseModel):
+    """A kernel that is not here; a refused one has no key on this node, and `error` says why."""
+
+    model_config = _example(_MISSING)
+    index: int
+    key: str
+    spec: dict[str, Any] | None
+    soc_name: str
+    weight: float
+    state: Literal["missing", "queued", "compiling", "failed", "refused"]
+    error: dict[str, Any] | None
+
+
+class CoverageBody(BaseModel):
+    """How much of what was asked for is here; `missing` lists what weighs most."""
+
+    model_config = _example(_COVERAGE)
+    coverage: float
+    total: int
+    held: int
+    weight: float
+    held_weight: float
+    left_out: int
+    missing: list[MissingKernelBody]
+    soc_name: str
+    cann_version: str
+
+
 class ReadyBody(BaseModel):
     """Whether a miss would be compiled without delay: each check and whether it holds."""
 
     model_config = _example({"ready": True, "checks": {"workers_warm": True, "store_usable": True}})
     ready: bool
     checks: dict[str, bool]
+    coverage: CoverageBody | None = None

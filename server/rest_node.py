@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from fastapi import FastAPI, Response
+from fastapi.responses import PlainTextResponse
 
 import kaas.server.rest_models as bodies
 from kaas.kernel_library.composite import Composite
@@ -13,14 +14,18 @@ from kaas.kernel_library.family import Family
 from kaas.kernel_library.kernel_pages import composite_text, page_text
 from kaas.kernel_library.registry import composite_named, composite_names, families, family_named, json_schema
 from kaas.kernel_library.spec import Spec
+from kaas.server.coverage import Coverages
+from kaas.server.metrics import MEDIA_TYPE, Readiness, Scrape
 from kaas.server.paging import page_of
+from kaas.server.readiness import readiness_document
 from kaas.server.rest_parameters import FamilyName, PageSize, PageToken
 from kaas.server.service import KernelService
+from kaas.server.status import PROBLEM_MEDIA_TYPE, json_bytes
 
-Readiness = Callable[[], Awaitable[dict[str, bool]]]
 
-
-def add_node_routes(app: FastAPI, service: KernelService, readiness: Readiness) -> None:
+def add_node_routes(
+    app: FastAPI, service: KernelService, readiness: Readiness, scrape: Scrape, coverages: Coverages
+) -> None:
     """The node: what it is, what it can compile, how it is."""
 
     @app.get("/v1/environment", tags=["node"])
@@ -61,13 +66,18 @@ def add_node_routes(app: FastAPI, service: KernelService, readiness: Readiness) 
         """The daemon answers."""
         return bodies.HealthBody(status="serving")
 
-    @app.get("/readyz", tags=["health"], responses={503: {"model": bodies.ReadyBody}})
-    async def readyz(response: Response) -> bodies.ReadyBody:
-        """Compile workers are warm and the store is usable; 503 until then."""
-        checks = await readiness()
-        ready = all(checks.values())
-        response.status_code = 200 if ready else 503
-        return bodies.ReadyBody(ready=ready, checks=checks)
+    @app.get("/readyz", tags=["health"], response_model=bodies.ReadyBody)
+    async def readyz() -> Response:
+        """Workers are warm, the store is usable, enough of `ready_manifest` is here; 503 until then."""
+        document = readiness_document(await readiness(), coverages.of_gate())
+        if document["ready"]:
+            return Response(json_bytes(document), media_type="application/json")
+        return Response(json_bytes(document), document["status"], media_type=PROBLEM_MEDIA_TYPE)
+
+    @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Counters and gauges in the Prometheus text format."""
+        return PlainTextResponse(await scrape(), media_type=MEDIA_TYPE)
 
 
 def _family(name: str) -> bodies.FamilyBody:

@@ -34,16 +34,29 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 class RestServer:
-    """One listener for the REST app, on TCP or a Unix socket."""
+    """One listener for an app, on TCP or a Unix socket.
 
-    def __init__(self, app: ASGIApp, address: Address, access: SocketAccess, *, allow_remote: bool) -> None:
+    ``field`` is the configuration field that has the address. ``checks_host`` can be turned off for an app that
+    takes nothing and tells no secrets, which may then be reached by any name.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        address: Address,
+        access: SocketAccess,
+        *,
+        allow_remote: bool,
+        field: str = "rest_address",
+        checks_host: bool = True,
+    ) -> None:
         self._path = Path(address.path) if address.path else None
         if self._path is not None:
-            self._socket = listeners.bind_unix(self._path, access, field="rest_address")
+            self._socket = listeners.bind_unix(self._path, access, field=field)
             self._own = listeners.identity(self._path)
         else:
-            self._socket = listeners.bind_tcp(address.host, address.port, field="rest_address")
-        guarded = RestGuard(app, checks_host=self._path is None, allow_remote=allow_remote)
+            self._socket = listeners.bind_tcp(address.host, address.port, field=field)
+        guarded = RestGuard(app, checks_host=checks_host and self._path is None, allow_remote=allow_remote)
         self._server = _EmbeddedServer(
             uvicorn.Config(
                 guarded,

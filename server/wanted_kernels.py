@@ -16,7 +16,10 @@ FULL = 1.0 - 1e-12
 
 
 class WantedKernels:
-    """Kernels by key with their weights, and which of them are missing. ``never`` is weight without a key."""
+    """Kernels by key with their weights, and which of them are missing. ``never`` is weight without a key.
+
+    Made in the event loop that waits for it.
+    """
 
     def __init__(self, weights: Mapping[str, float], never: float = 0.0) -> None:
         self.weights = dict(weights)
@@ -25,7 +28,7 @@ class WantedKernels:
         self.missing: dict[str, float] = dict(self.weights)
         self._held_weight = 0.0
         self.news = asyncio.Event()
-        """Set at every change. Make the set in the loop that waits for it."""
+        """Set at the next change, when another takes its place: take it before looking, then wait for it."""
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -58,16 +61,22 @@ class WantedKernels:
             self.missing[key] = weight
             self._held_weight -= weight
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self.news.set)
+            self._loop.call_soon_threadsafe(self._announce)
         return True
+
+    def _announce(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
 
     async def until(self, coverage: float, wait_s: float) -> bool:
         """Wait for a coverage, but no longer than ``wait_s`` seconds; whether it is there."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while not self.covers(coverage):
-                    self.news.clear()
-                    await self.news.wait()
+                while True:
+                    news = self.news
+                    if self.covers(coverage):
+                        break
+                    await news.wait()
         return self.covers(coverage)
 
 

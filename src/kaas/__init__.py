@@ -146,6 +146,7 @@ if TYPE_CHECKING:
     from kaas.proto.errors import JobNotFound as JobNotFound
     from kaas.proto.errors import KaasError as KaasError
     from kaas.proto.errors import KernelNotFound as KernelNotFound
+    from kaas.proto.errors import NotReady as NotReady
     from kaas.proto.errors import Overloaded as Overloaded
     from kaas.proto.errors import PermissionDenied as PermissionDenied
     from kaas.proto.errors import RegistryFailed as RegistryFailed
@@ -269,6 +270,7 @@ _ERRORS = (
     "JobNotFound",
     "KaasError",
     "KernelNotFound",
+    "NotReady",
     "Overloaded",
     "PermissionDenied",
     "RegistryFailed",
@@ -390,6 +392,7 @@ __all__ = [
     "MoeGateSpec",
     "MqaLogitsSpec",
     "NormalizeWeightSpec",
+    "NotReady",
     "Overloaded",
     "PagedMqaLogitsSpec",
     "PagedMqaMetadataSpec",
