@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kaas.proto.errors import InvalidArgument, InvalidSpec
+from kaas.proto.errors import InvalidArgument, InvalidConfig, InvalidSpec, StrictMiss
 
 if TYPE_CHECKING:
     from kaas.client.handle import KernelHandle
     from kaas.client.kernel_chain import KernelChain
     from kaas.client.kernel_client import KernelClient
+    from kaas.client.missing_kernels import MissingKernel
     from kaas.client.priority import Priority
+    from kaas.client.recorder import Recorder
     from kaas.kernel_library.composite import CompositeSpec
     from kaas.kernel_library.spec import KernelSpec
 
 _memo: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
 _client: KernelClient | None = None
+_recorder: Recorder | None = None
 
 
 def get_kernel(
@@ -37,6 +40,8 @@ def get_kernel(
     started (RANK, WORLD_SIZE ...) is a rank. The same question gives the same handle for the life of the
     process.
 
+    KAAS_STRICT=1 makes every question of the process strict; :func:`missing_kernels` lists what was missing.
+
     Raises :class:`InvalidSpec`, :class:`DaemonUnavailable` (with the command that starts one),
     :class:`DeadlineExceeded`, or whatever the daemon raised.
     """
@@ -45,8 +50,10 @@ def get_kernel(
     except TypeError:
         raise _not_a_question(spec, soc_name) from None
     if handle is not None:
+        handle.memo_hits += 1
         return handle
     client = _client_for(spec, soc_name)
+    strict = strict or client.strict
     return client.find((spec, soc_name), strict) or client.fetch((spec, soc_name), timeout, strict, priority)
 
 
@@ -73,10 +80,15 @@ def get_kernels(
         )
     stages = spec.stages()
     client = _client_for(stages[0].spec, soc_name)
+    strict = strict or client.strict
     questions = [(stage.spec, soc_name) for stage in stages]
     found: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
     for question in questions:
-        handle = _memo.get(question) or client.find(question, strict)
+        handle = _memo.get(question)
+        if handle is not None:
+            handle.memo_hits += 1
+        else:
+            handle = client.find(question, strict)
         if handle is not None:
             found[question] = handle
     missing = [question for question in questions if question not in found]
@@ -84,8 +96,15 @@ def get_kernels(
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(len(missing)) as threads:
-            fetched = threads.map(lambda question: client.fetch(question, timeout, strict, priority), missing)
-            found.update(zip(missing, fetched, strict=True))
+            coming = {
+                question: threads.submit(client.fetch, question, timeout, strict, priority)
+                for question in missing
+            }
+        # All have ended, so that a strict miss among them can name every kernel that is missing.
+        refusals = [error for one in coming.values() if isinstance(error := one.exception(), StrictMiss)]
+        if refusals:
+            raise max(refusals, key=lambda refusal: len(refusal.details.get("missing", ())))
+        found.update((question, one.result()) for question, one in coming.items())
     return KernelChain(stages, tuple(found[question] for question in questions))
 
 
@@ -106,8 +125,10 @@ async def aget_kernel(
     except TypeError:
         raise _not_a_question(spec, soc_name) from None
     if handle is not None:
+        handle.memo_hits += 1
         return handle
     client = _client_for(spec, soc_name)
+    strict = strict or client.strict
     handle = client.find((spec, soc_name), strict)
     if handle is not None:
         return handle
@@ -118,7 +139,7 @@ async def aget_kernel(
 
 def _client_for(spec: KernelSpec, soc_name: str | None) -> KernelClient:
     """This process's client; KAAS_STORE and KAAS_SOCKET are read at the first question."""
-    global _client
+    global _client, _recorder
     from kaas.kernel_library.spec import KernelSpec
 
     if not isinstance(spec, KernelSpec) or not (soc_name is None or isinstance(soc_name, str)):
@@ -127,15 +148,43 @@ def _client_for(spec: KernelSpec, soc_name: str | None) -> KernelClient:
         from kaas.client.kernel_client import KernelClient
         from kaas.proto.locations import default_socket, default_store
 
-        _client = KernelClient(default_store(), default_socket(), _memo)
+        client = KernelClient(default_store(), default_socket(), _memo)
+        client.strict = _is_strict()
+        if (directory := os.environ.get("KAAS_RECORD")) and _recorder is None:
+            from kaas.client.recorder import Recorder
+
+            _recorder = Recorder(directory, client)
+        _client = client
     return _client
 
 
 def forget() -> None:
     """Drop the memo and the connection; the next question reads KAAS_STORE and KAAS_SOCKET anew."""
-    global _client
-    _client = None
+    global _client, _recorder
+    recorder, _recorder, _client = _recorder, None, None
+    if recorder is not None:
+        recorder.close()
     _memo.clear()
+
+
+def missing_kernels() -> tuple[MissingKernel, ...]:
+    """Every kernel that this process asked for and that was not in the node's store, in that order.
+
+    Also those that the daemon compiled since, or that failed: what a rollout should have warmed.
+    """
+    from kaas.client.missing_kernels import missing_of
+
+    return () if _client is None else missing_of(_client)
+
+
+def _is_strict() -> bool:
+    """Whether KAAS_STRICT makes every question of this process a strict one. Raises InvalidConfig."""
+    text = os.environ.get("KAAS_STRICT", "").strip().casefold()
+    if text in ("", "0", "false", "no"):
+        return False
+    if text in ("1", "true", "yes"):
+        return True
+    raise InvalidConfig(f"KAAS_STRICT is {text[:80]!r}; legal: 1 or 0", field="KAAS_STRICT", legal=["1", "0"])
 
 
 def _not_a_question(spec: object, soc_name: object) -> InvalidSpec | InvalidArgument:
@@ -165,6 +214,8 @@ def _not_a_question(spec: object, soc_name: object) -> InvalidSpec | InvalidArgu
 def _renew_in_child() -> None:
     if _client is not None:
         _client.renew_in_child()
+    if _recorder is not None:
+        _recorder.renew_in_child()
 
 
 os.register_at_fork(after_in_child=_renew_in_child)

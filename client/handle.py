@@ -52,6 +52,8 @@ class KernelHandle:
         replace: Callable[[KaasError], Artifact] | None = None,
     ) -> None:
         self.origin: Origin = origin
+        self.memo_hits = 0
+        """How often get_kernel gave this handle again."""
         self._artifact = artifact
         self._find_device = device
         self._replace = replace

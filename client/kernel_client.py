@@ -43,6 +43,10 @@ _ORIGINS: dict[int, Origin] = {1: "hit", 2: "compiled", 3: "joined"}
 """By the wire's Outcome."""
 
 
+MAX_MISSES = 10_000
+MAX_LISTED = 50
+"""Missing kernels that a strict miss names."""
+
 _FOR_EVER_S = 366 * 86400.0
 _REPLACEMENT_S = 600.0
 
@@ -56,6 +60,17 @@ class _Flight:
         self.error: BaseException | None = None
 
 
+class Miss:
+    """A kernel that was not in the store when this process asked for it: what became of each question."""
+
+    __slots__ = ("outcome", "outcomes", "waited_s")
+
+    def __init__(self) -> None:
+        self.outcome = ""
+        self.outcomes: dict[str, int] = {}
+        self.waited_s = 0.0
+
+
 class KernelClient:
     """Gets kernels from the node whose store and socket these are. Thread-safe and fork-safe."""
 
@@ -67,11 +82,16 @@ class KernelClient:
         self._link: DaemonLink | None = None
         self._lock = threading.Lock()
         self._flights: dict[Question, _Flight] = {}
+        self.strict = False
+        """Whether every question of this process is a strict one."""
+        self.misses: dict[Question, Miss] = {}
+        """What this process found missing in the store, in that order."""
 
     def renew_in_child(self) -> None:
         """After a fork: the parent's requests under way are not the child's. Handles stay."""
         self._lock = threading.Lock()
         self._flights = {}
+        self.misses = {}
 
     def link(self) -> DaemonLink:
         """The connection to the daemon, made when first needed."""
@@ -200,16 +220,54 @@ class KernelClient:
     def _lead(
         self, flight: _Flight, question: Question, timeout: float | None, strict: bool, priority: str
     ) -> KernelHandle:
+        began = time.monotonic()
         try:
-            flight.handle = self._keep(question, *self._request(question, timeout, strict, priority))
-            return flight.handle
+            handle = self._keep(question, *self._request(question, timeout, strict, priority))
+            self._missed(question, handle.origin, began)
+            flight.handle = handle
+            return handle
         except BaseException as error:
+            self._missed(question, error.code if isinstance(error, KaasError) else "interrupted", began)
+            if isinstance(error, StrictMiss):
+                self._add_earlier_misses(error)
             flight.error = error
             raise
         finally:
             with self._lock:
                 self._flights.pop(question, None)
             flight.done.set()
+
+    def _missed(self, question: Question, outcome: str, began: float) -> None:
+        """Note a miss, what became of it, and how long that took."""
+        waited_s = time.monotonic() - began
+        with self._lock:
+            miss = self.misses.get(question)
+            if miss is None:
+                miss = Miss()
+                if len(self.misses) < MAX_MISSES:
+                    self.misses[question] = miss
+            miss.outcome = outcome
+            miss.outcomes[outcome] = miss.outcomes.get(outcome, 0) + 1
+            miss.waited_s += waited_s
+
+    def _add_earlier_misses(self, error: StrictMiss) -> None:
+        """Say of a strict miss what else was missing so far: whoever warms the store wants all of it."""
+        with self._lock:
+            strict = [question for question, miss in self.misses.items() if miss.outcome == StrictMiss.code]
+        error.details["missing"] = [
+            {"spec": spec.to_record(), "soc_name": soc_name or ""} for spec, soc_name in strict[:MAX_LISTED]
+        ]
+        if len(strict) > 1:
+            error.message += f"; {len(strict)} kernels were missing so far"
+
+    def published_environment(self) -> Environment | None:
+        """What the daemon published in the store last; nobody is asked."""
+        return self._store.environment()
+
+    def published_key(self, question: Question) -> str:
+        """The key by the store's environment; empty where that does not say."""
+        environment = self._store.environment()
+        return "" if environment is None else self._store.key(environment, *question)
 
     def _request(
         self, question: Question, timeout: float | None, strict: bool, priority: str

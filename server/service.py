@@ -33,7 +33,7 @@ from kaas.proto.errors import (
     StrictMiss,
 )
 from kaas.proto.passport import KernelKey
-from kaas.server.catalog import Catalog, summarize_passport
+from kaas.server.catalog import Catalog, Explanation, summarize_passport
 from kaas.server.compile_costs import CompileCosts
 from kaas.server.kernel_request import Delivery, Kernel, KernelRequest, Outcome, Question
 from kaas.server.negative_results import NegativeResults
@@ -42,6 +42,9 @@ from kaas.server.scheduler import Priority, Scheduler
 from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
+
+NAMED = 10
+"""Differences of the nearest kernel that a strict miss tells."""
 
 READS = 5
 """How often a kernel may be evicted or damaged between finding and reading it before that is an error."""
@@ -164,6 +167,7 @@ class KernelService:
                 hint="pre-warm it, or ask without strict",
                 key=question.key,
                 spec=question.spec.to_record(),
+                nearest=_nearest(explanation),
             )
         self._failures.answer(question.key)
         if request.priority < Priority.PREWARM:
@@ -299,6 +303,17 @@ class KernelService:
             return path
         finally:
             self._holdings.news.set()
+
+
+def _nearest(explanation: Explanation) -> dict[str, Any] | None:
+    """The nearest cached kernel, and in what it differs."""
+    if not explanation.nearest:
+        return None
+    near = explanation.nearest[0]
+    differences = [
+        {"path": one.path, "wanted": one.ours, "cached": one.theirs} for one in near.differences[:NAMED]
+    ]
+    return {"key": near.key, "differences": differences}
 
 
 def _verified_bytes(path: Path, key: KernelKey) -> bytes | None:

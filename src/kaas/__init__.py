@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from kaas.client.api import aget_kernel as aget_kernel
     from kaas.client.api import get_kernel as get_kernel
     from kaas.client.api import get_kernels as get_kernels
+    from kaas.client.api import missing_kernels as missing_kernels
     from kaas.client.handle import KernelHandle as KernelHandle
     from kaas.client.kernel_chain import KernelChain as KernelChain
+    from kaas.client.missing_kernels import MissingKernel as MissingKernel
     from kaas.kernel_library.attention.attention_tiles import AttentionTile as AttentionTile
     from kaas.kernel_library.composite import CompositeSpec as CompositeSpec
     from kaas.kernel_library.composites.sparse_attention import SparseAttentionSpec as SparseAttentionSpec
@@ -167,6 +169,8 @@ _MODULES = {
     "aget_kernel": "kaas.client.api",
     "get_kernel": "kaas.client.api",
     "get_kernels": "kaas.client.api",
+    "missing_kernels": "kaas.client.api",
+    "MissingKernel": "kaas.client.missing_kernels",
     "KernelHandle": "kaas.client.handle",
     "KernelChain": "kaas.client.kernel_chain",
     "AttentionTile": "kaas.kernel_library.attention.attention_tiles",
@@ -384,6 +388,7 @@ __all__ = [
     "MhcSinkhornSpec",
     "MhcSplitMixesBackwardSpec",
     "MhcSplitMixesSpec",
+    "MissingKernel",
     "MlaDecodeSpec",
     "MlaPrefillSpec",
     "MlaSparseDecodeSpec",
@@ -427,5 +432,6 @@ __all__ = [
     "aget_kernel",
     "get_kernel",
     "get_kernels",
+    "missing_kernels",
     "parse_spec",
 ]
