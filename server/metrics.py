@@ -92,7 +92,7 @@ class Metrics:
     def _requests(self) -> Iterator[Metric]:
         yield _counter(
             "requests_total",
-            "Requests that reached the daemon, by how they ended (hits that clients find in the store do not).",
+            "Requests that reached the daemon, by how they ended (store hits of clients do not reach it).",
             {
                 (("outcome", outcome), ("priority", priority)): count
                 for (outcome, priority), count in sorted(self._service.outcomes.items())

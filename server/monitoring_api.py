@@ -1,7 +1,7 @@
 """The monitoring app: probes and metrics, for whoever may see but not touch.
 
-A cluster's probes and its Prometheus come over TCP, where nobody says who they are; here they find nothing that
-compiles, changes or deletes anything.
+A cluster's probes and its Prometheus come over TCP, where nobody says who they are; here they find nothing
+that compiles, changes or deletes anything.
 """
 
 from __future__ import annotations
