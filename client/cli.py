@@ -15,6 +15,9 @@ from kaas.client.daemon_link import READINESS, DaemonLink
 from kaas.client.fsck_command import add_fsck_command
 from kaas.client.kernel_client import KernelClient, Question
 from kaas.client.manifest_commands import add_manifest_commands
+from kaas.client.prewarm_command import add_prewarm_command
+from kaas.client.record_commands import add_record_commands
+from kaas.client.replay_command import add_replay_command
 from kaas.client.spec_arguments import spec_from_words, specs_from_words
 from kaas.client.store_commands import add_store_commands
 from kaas.client.terminal import guarded, print_fields, print_json, print_table
@@ -243,29 +246,6 @@ def failures(
 
 @app.command()
 @guarded
-def prewarm(
-    manifest: Annotated[Path, typer.Argument(help="YAML or JSON file, - for standard input.")],
-    label: Annotated[str, typer.Option(help="A name for the daemon's log.")] = "",
-    check: Annotated[bool, typer.Option("--check", help="Only check the manifest.")] = False,
-    socket: Socket = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
-) -> int:
-    """Compile a manifest's kernels behind foreground work. Exit status 0: all are warm; 1: some failed."""
-    from kaas.client.manifest import on_toolchain, read_manifest
-    from kaas.client.prewarm_progress import follow
-
-    entries = read_manifest(manifest)
-    if check:
-        print(f"{len(entries)} kernels")
-        return 0
-    link = _link(socket)
-    if any(entry.cann for entry in entries):
-        entries = on_toolchain(entries, link.environment().toolchain.cann_version)
-    return follow(link, entries, label, json)
-
-
-@app.command()
-@guarded
 def env(socket: Socket = None, store: Store = None, json: Json = False) -> None:
     """Show what decides keys on this node: target, toolchain, generator."""
     client = KernelClient(store or default_store(), socket or default_socket())
@@ -357,10 +337,13 @@ def demo() -> int:
     return run()
 
 
+add_prewarm_command(app)
 add_store_commands(app)
 add_fsck_command(app)
 add_bundle_commands(app)
 add_manifest_commands(app)
+add_record_commands(app)
+add_replay_command(app)
 add_wait_command(app)
 
 

@@ -89,9 +89,7 @@ def read_costs(path: Path) -> CostTable:
             raise InvalidRequest(f"{path} is larger than {MAX_FILE_BYTES} bytes", field="costs", legal=legal)
         file = msgspec.json.decode(content, type=_CostsFile)
     except OSError as error:
-        raise InvalidRequest(
-            f"{path} cannot be read: {error.strerror}", field="costs", legal=legal
-        ) from None
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}", field="costs", legal=legal) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path}: {error}", field="costs", legal=legal) from None
     if file.version != VERSION:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from kaas.client.daemon_command import INSTALL_HINT
 from kaas.client.exit_status import FAILED
 from kaas.client.kernel_client import KernelClient
-from kaas.proto.errors import DaemonUnavailable, TargetMismatch, ToolchainMissing
+from kaas.client.private_daemon import START_LIMIT_S, PrivateDaemon
+from kaas.proto.errors import TargetMismatch, ToolchainMissing
 
 if TYPE_CHECKING:
     from kaas.client.handle import KernelHandle
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 NODE_SOC, OTHER_SOC = "Ascend950PR_9579", "Ascend950DT_9581"
 ROWS, COLUMNS, DEPTH = 4000, 4100, 4096
 ERROR_LIMIT = 1e-5
-START_LIMIT_S = 120.0
-STOP_LIMIT_S = 15.0
 
 _FRESH_PROCESS = """
 import json, sys, time
@@ -72,56 +70,13 @@ def _daemon() -> Iterator[tuple[KernelClient, str, dict[str, str]]]:
     # Not in TMPDIR, which may be deep: a Unix socket's path is short.
     root = Path(tempfile.mkdtemp(prefix="kaas-demo-", dir="/tmp"))
     socket, store = root / "kaas.sock", root / "store"
-    flags = {"socket": socket, "store": store, "soc-name": NODE_SOC, "rest-address": "off"}
-    command = [sys.executable, "-m", "kaas.server"]
-    command += [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    log_path = root / "daemon.log"
-    environ = {**os.environ, "KAAS_SOCKET": str(socket), "KAAS_STORE": str(store)}
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environ,
-            preexec_fn=_end_with_parent,
-        )
+    flags = {"socket": str(socket), "store": str(store), "soc_name": NODE_SOC, "rest_address": "off"}
     try:
-        banner = _wait_for_banner(process, log_path)
-        yield KernelClient(store, socket), banner, environ
+        with PrivateDaemon(root, flags, purpose="demo's") as daemon:
+            environ = {**os.environ, "KAAS_SOCKET": str(socket), "KAAS_STORE": str(store)}
+            yield KernelClient(store, socket), daemon.banner, environ
     finally:
-        _stop(process)
         shutil.rmtree(root, ignore_errors=True)
-
-
-def _end_with_parent() -> None:
-    """In the daemon's process: get SIGTERM when the demo dies, however it dies (prctl(2), Linux)."""
-    import ctypes
-
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-
-
-def _wait_for_banner(process: subprocess.Popen[bytes], log_path: Path) -> str:
-    """The line with which the daemon says what it serves, once it does."""
-    give_up = time.monotonic() + START_LIMIT_S
-    while True:
-        lines = log_path.read_text(errors="replace").splitlines()
-        banner = next((line for line in lines if line.startswith("kaas serving")), None)
-        if banner is not None:
-            return banner
-        if process.poll() is not None or time.monotonic() > give_up:
-            raise DaemonUnavailable("the demo's daemon did not start:\n  " + "\n  ".join(lines[-8:]))
-        time.sleep(0.05)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _cold(client: KernelClient, spec: Any, soc_name: str | None) -> KernelHandle:

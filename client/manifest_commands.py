@@ -1,4 +1,4 @@
-"""``kaas manifest merge``, ``diff``, ``stats``, ``lint``, ``from-model``."""
+"""``kaas manifest merge``, ``diff``, ``stats``, ``lint``, ``costs``, ``from-model``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from kaas.client import exit_status
 from kaas.client.kernel_listing import spec_text
 from kaas.client.terminal import guarded, print_fields, print_json, print_table
-from kaas.proto.errors import InvalidRequest
+from kaas.proto.errors import InvalidRequest, KernelNotFound
 
 if TYPE_CHECKING:
     from kaas.client.manifest_document import ManifestDocument, ManifestTarget
@@ -34,7 +34,7 @@ def add_manifest_commands(app: typer.Typer) -> None:
         help="Which kernels a cluster is to hold: made, joined, checked.",
         no_args_is_help=True,
     )
-    for command in (merge, diff, stats, lint, from_model):
+    for command in (merge, diff, stats, lint, costs, from_model):
         group.command()(guarded(command))
     app.add_typer(group)
 
@@ -117,6 +117,29 @@ def lint(
             print(f"{file}:{finding.line}: {finding.severity}: {finding.message}")
     failed = any(strict or finding.severity == "error" for finding in findings)
     return exit_status.FAILED if failed else 0
+
+
+def costs(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file.", show_default="standard output"),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", envvar="KAAS_STORE", help="The node's store.", show_default=False),
+    ] = None,
+) -> None:
+    """Print what compiles of each family cost here, as JSON that kaas prewarm --costs takes."""
+    import json
+
+    from kaas.client.compile_plan import costs_record, learned_costs
+    from kaas.proto.locations import default_store
+
+    place = store or default_store()
+    table = learned_costs(place)
+    if not table.families:
+        raise KernelNotFound(f"{place} has not learned any costs", hint="its daemon learns as it compiles")
+    write_text(output, json.dumps(costs_record(table), indent=1) + "\n")
 
 
 def from_model(
@@ -222,7 +245,11 @@ def write_manifest(document: ManifestDocument, output: Path | None, as_json: boo
     from kaas.client.manifest_writing import json_text, yaml_text
 
     is_json = as_json or (output is not None and output.suffix == ".json")
-    text = json_text(document) if is_json else yaml_text(document)
+    write_text(output, json_text(document) if is_json else yaml_text(document))
+
+
+def write_text(output: Path | None, text: str) -> None:
+    """A text to a file or standard output. Raises :class:`InvalidRequest` if the file cannot be written."""
     if output is None:
         print(text, end="")
         return

@@ -33,13 +33,13 @@ _GRID = 1.02
 
 
 class Shard(NamedTuple):
-    """One of ``count`` parts, counted from 0."""
+    """One of ``of`` parts, numbered from 0."""
 
-    index: int
-    count: int
+    number: int
+    of: int
 
     def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
+        return f"{self.number}/{self.of}"
 
 
 def parse_shard(text: str, environ: Mapping[str, str]) -> Shard:
@@ -94,15 +94,13 @@ def _count(text: str) -> int:
 
 
 def _checked(shard: Shard, origin: str) -> Shard:
-    if not 1 <= shard.count <= MAX_SHARDS:
+    if not 1 <= shard.of <= MAX_SHARDS:
+        raise InvalidRequest(f"{origin}: {shard.of} shards", field="shard", legal=f"1 to {MAX_SHARDS} shards")
+    if shard.number >= shard.of:
         raise InvalidRequest(
-            f"{origin}: {shard.count} shards", field="shard", legal=f"1 to {MAX_SHARDS} shards"
-        )
-    if shard.index >= shard.count:
-        raise InvalidRequest(
-            f"{origin}: there is no shard {shard.index} of {shard.count}",
+            f"{origin}: there is no shard {shard.number} of {shard.of}",
             field="shard",
-            legal=f"0 to {shard.count - 1}",
+            legal=f"0 to {shard.of - 1}",
         )
     return shard
 

@@ -10,8 +10,8 @@ COSTS_FILE = "compile-costs.json"
 
 class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """``peak_bytes``: high-water mark of one compile's processes, slowly forgotten; ``least_bytes``: the
-    smallest peak that a finished compile had; ``seconds``: its usual wall time; ``cpu_seconds``: the processor
-    time of all its processes, 0 where that was not measured."""
+    smallest peak that a finished compile had; ``seconds``: its usual wall time; ``cpu_seconds``: the
+    processor time of all its processes, 0 where that was not measured."""
 
     peak_bytes: int
     least_bytes: int
