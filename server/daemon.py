@@ -230,6 +230,7 @@ class Daemon:
             failures=failures,
             store=store,
             readiness=self.readiness,
+            coverages=coverages,
         )
         await self._listen(service, jobs, failures, StoreServicer(store, foreign), store, metrics)
         closing.push_async_callback(scheduler.stop, config.shutdown_grace_s)

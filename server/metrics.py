@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from kaas.proto.environment import Environment
+from kaas.server.coverage import Coverages
 from kaas.server.negative_results import NegativeResults
 from kaas.server.scheduler import Scheduler
 from kaas.server.service import KernelService
@@ -40,7 +41,7 @@ def exposition(metrics: Iterable[Metric]) -> str:
         lines.append(f"# TYPE {metric.name} {metric.kind}")
         for labels, value in metric.samples.items():
             pairs = ",".join(f'{name}="{_quoted(text)}"' for name, text in labels)
-            lines.append(f"{metric.name}{'{' + pairs + '}' if pairs else ''} {value:.17g}")
+            lines.append(f"{metric.name}{'{' + pairs + '}' if pairs else ''} {_number(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -57,6 +58,7 @@ class Metrics:
         failures: NegativeResults,
         store: StoreService,
         readiness: Readiness,
+        coverages: Coverages,
     ) -> None:
         self._environment = environment
         self._version = version
@@ -65,6 +67,7 @@ class Metrics:
         self._failures = failures
         self._store = store
         self._readiness = readiness
+        self._coverages = coverages
 
     async def scrape(self) -> str:
         """All metrics, as text."""
@@ -88,6 +91,11 @@ class Metrics:
             "Each check of /readyz: 1 if it holds.",
             {(("check", name),): holds for name, holds in checks.items()},
         )
+        gate = self._coverages.of_gate()
+        if gate is not None:
+            yield _gauge("manifest_coverage", "Weight of ready_manifest that is here, 0 to 1.", gate.coverage)
+            yield _gauge("manifest_kernels", "Kernels of ready_manifest for this node.", gate.total)
+            yield _gauge("manifest_kernels_held", "How many of those are here.", gate.held)
 
     def _requests(self) -> Iterator[Metric]:
         yield _counter(
@@ -164,6 +172,10 @@ def _counter(name: str, text: str, samples: float | Mapping[Labels, float]) -> M
 
 def _by_labels(samples: float | Mapping[Labels, float]) -> Mapping[Labels, float]:
     return samples if isinstance(samples, Mapping) else {(): samples}
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if isinstance(value, int) else repr(value)
 
 
 def _escaped(text: str) -> str:
