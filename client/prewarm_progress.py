@@ -56,21 +56,23 @@ def show(run: PrewarmRun, ends: Iterator[TaskEnd], as_json: bool, about: dict[st
     ``about`` is added to every JSON line.
     """
     about = about or {}
+    out = sys.stdout  # as it is now: what runs meanwhile may print as well, and is sent elsewhere
     if as_json:
         for end in _counted(run, ends):
-            print(json.dumps({**about, **_numbers(run), **_end_record(end)}), flush=True)
+            print(json.dumps({**about, **_numbers(run), **_end_record(end)}), file=out, flush=True)
         summary = {"finished": True, "outcomes": run.outcomes, "seconds": round(run.elapsed_s, 3)}
-        print(json.dumps({**about, **_numbers(run), **summary}), flush=True)
+        print(json.dumps({**about, **_numbers(run), **summary}), file=out, flush=True)
     else:
         if sys.stderr.isatty():
             _show_bar(run, ends)
         else:
             for end in _counted(run, ends):
-                print(f"[{run.done}/{run.total}] {_line(end)}", flush=True)
+                print(f"[{run.done}/{run.total}] {_line(end)}", file=out, flush=True)
         how = ", ".join(f"{count} {outcome}" for outcome, count in sorted(run.outcomes.items()))
         print(
             f"{run.ready} of {run.total} kernels are warm{f' ({how})' if how else ''}, "
-            f"{len(run.failures)} failed"
+            f"{len(run.failures)} failed",
+            file=out,
         )
     return 0 if run.ready == run.total else exit_status.FAILED
 

@@ -6,8 +6,10 @@ the remote tier that it is configured with, never through Ray.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,11 +50,13 @@ def ends_of_cluster(
     started. Tasks for another CANN version than the cluster's fail. Raises :class:`ToolchainMissing` without
     Ray, and :class:`DaemonUnavailable` when the cluster cannot be reached or no node can build.
     """
-    ray = _connected(address)
-    try:
-        yield from _Cluster(ray, costs, label, builder_config).ends(list(tasks))
-    finally:
-        ray.shutdown()
+    # Ray prints what it has to say of its nodes; standard output is for what comes of the kernels.
+    with contextlib.redirect_stdout(sys.stderr):
+        ray = _connected(address)
+        try:
+            yield from _Cluster(ray, costs, label, builder_config).ends(list(tasks))
+        finally:
+            ray.shutdown()
 
 
 def _connected(address: str) -> Any:
