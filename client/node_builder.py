@@ -77,6 +77,20 @@ class NodeBuilder:
             "identity": identity_of(environment),
         }
 
+    def held(self, entries: Sequence[PlainEntry]) -> list[int]:
+        """Positions of what the node holds already; none where that cannot be said."""
+        if self._link is None:
+            return []
+        asked = [{"spec_json": spec, "soc_name": soc_name} for _, spec, soc_name in entries]
+        try:
+            reply = self._link.coverage(asked, all_targets=True, missing_limit=len(asked))
+        except KaasError:
+            return []
+        missing = {one.index for one in reply.missing}
+        if len(missing) + reply.held < len(asked):
+            return []  # not all that is missing was told
+        return [position for index, (position, _, _) in enumerate(entries) if index not in missing]
+
     def warm(self, entries: Sequence[PlainEntry], label: str) -> Iterator[dict[str, Any]]:
         """Have the daemon warm these; one answer for each, then nothing, or the ``error`` that ended it."""
         try:

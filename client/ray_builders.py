@@ -27,6 +27,7 @@ ROUNDS = 3
 """How often what was lost with a node or a daemon is given to those that are left."""
 
 START_LIMIT_S = 300.0
+HELD_LIMIT_S = 120.0
 _STOP_LIMIT_S = 30.0
 
 
@@ -170,15 +171,10 @@ class _Cluster:
     def _round(self, builders: Sequence[Builder], tasks: Sequence[Task]) -> Iterator[TaskEnd]:
         by_position = {task.position: task for task in tasks}
         streams: dict[Any, Builder] = {}
-        parts = split([task.entry for task in tasks], len(builders), self._costs)
-        for builder, part in zip(builders, parts, strict=True):
+        for builder, part in zip(builders, self._parts(builders, tasks), strict=True):
             if part:
-                entries: list[PlainEntry] = [
-                    (tasks[i].position, tasks[i].entry.spec.canonical(), tasks[i].entry.soc_name)
-                    for i in part
-                ]
                 warm = builder.actor.warm.options(num_returns="streaming")
-                streams[warm.remote(entries, self._label or "ray")] = builder
+                streams[warm.remote(_plain(part), self._label or "ray")] = builder
         while streams:
             ready, _ = self._ray.wait(list(streams), num_returns=1)
             for stream in ready:
@@ -204,6 +200,23 @@ class _Cluster:
                     where=builder.name,
                 )
 
+    def _parts(self, builders: Sequence[Builder], tasks: Sequence[Task]) -> list[list[Task]]:
+        """Who does what: what a node holds already it only has to say so; the rest is split."""
+        questions = [builder.actor.held.remote(_plain(tasks)) for builder in builders]
+        parts: list[list[Task]] = [[] for _ in builders]
+        left = {task.position: task for task in tasks}
+        for part, question in zip(parts, questions, strict=True):
+            try:
+                held = self._ray.get(question, timeout=HELD_LIMIT_S)
+            except (self._ray.exceptions.RayError, TimeoutError):
+                continue  # whether it is lost shows when it is given work
+            part += [left.pop(position) for position in held if position in left]
+        rest = list(left.values())
+        shares = split([task.entry for task in rest], len(builders), self._costs)
+        for part, share in zip(parts, shares, strict=True):
+            part += [rest[i] for i in share]
+        return parts
+
     def _forget(self, node: str, reason: str) -> None:
         self._errors[node] = reason
         warn("a node does not build: %s", reason)
@@ -213,6 +226,10 @@ class _Cluster:
         stops = [actor.stop.remote() for actor in self._actors.values()]
         if stops:
             self._ray.wait(stops, num_returns=len(stops), timeout=_STOP_LIMIT_S)
+
+
+def _plain(tasks: Sequence[Task]) -> list[PlainEntry]:
+    return [(task.position, task.entry.spec.canonical(), task.entry.soc_name) for task in tasks]
 
 
 def _first_line(error: BaseException) -> str:
