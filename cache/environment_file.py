@@ -84,10 +84,13 @@ def _read(path: str) -> tuple[_Stamp, Environment | None] | None:
         return None
     finally:
         os.close(descriptor)
-    return (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size), _decode(content)
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size), decode_environment(
+        content
+    )
 
 
-def _decode(content: bytes) -> Environment | None:
+def decode_environment(content: bytes) -> Environment | None:
+    """The environment in a published file's bytes; ``None`` when they are not what was published."""
     try:
         envelope = _ENVELOPE_DECODER.decode(content)
         if hashlib.sha256(envelope.environment).hexdigest() != envelope.sha256:

@@ -12,6 +12,7 @@ import typer
 from kaas.client import exit_status
 from kaas.client.bundle_commands import add_bundle_commands
 from kaas.client.daemon_link import READINESS, DaemonLink
+from kaas.client.forecast_command import add_forecast_command
 from kaas.client.fsck_command import add_fsck_command
 from kaas.client.kernel_client import KernelClient, Question
 from kaas.client.manifest_commands import add_manifest_commands
@@ -338,6 +339,7 @@ def demo() -> int:
 
 
 add_prewarm_command(app)
+add_forecast_command(app)
 add_store_commands(app)
 add_fsck_command(app)
 add_bundle_commands(app)

@@ -47,3 +47,12 @@ def split_options(options: Sequence[str], templates: Path) -> tuple[list[str], l
     at = list(options).index(LINK_TOKEN)
     compile_options = [option.replace(TEMPLATES_TOKEN, str(templates)) for option in options[:at]]
     return compile_options, list(options[at + 1 :])
+
+
+def extra_options(options: Sequence[str]) -> tuple[str, ...]:
+    """The ``extra`` of what :func:`effective_options` returned; empty for options of another make."""
+    words = list(options)
+    include = f"-I{TEMPLATES_TOKEN}"
+    if include not in words or "--cce-aicore-only" not in words:
+        return ()
+    return tuple(words[words.index(include) + 1 : words.index("--cce-aicore-only")])
