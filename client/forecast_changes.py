@@ -106,8 +106,8 @@ def _unknown(
     if kaas_version and kaas_version != now.kaas_version:
         assumptions.append(
             "keys hold digests of kaas's and TileLang's code, not kaas's version, and those of "
-            f"{kaas_version} are not known here: every kernel is taken to go cold, though any whose family, lowering and "
-            "TileLang are the same stays; --environment compares them"
+            f"{kaas_version} are not known here: every kernel is taken to go cold, though any whose "
+            "family, lowering and TileLang are the same stays; --environment compares them"
         )
         return Change(", ".join(words), None, target, "assumed", tuple(assumptions))
     assumptions.append("a toolkit or a kaas of the same version is the same byte for byte; --toolkit looks")

@@ -150,7 +150,8 @@ def _print(found: Forecast, contents: StoreContents, record: dict[str, Any], lim
     print(f"keys        {certain[change.certainty]}")
     print(
         f"kernels     {totals['kernels']} live: {totals['unchanged']} stay, "
-        f"{totals['prebuilt']} are built already, {totals['cold']} go cold, {totals['unserved']} cannot be had"
+        f"{totals['prebuilt']} are built already, {totals['cold']} go cold, "
+        f"{totals['unserved']} cannot be had"
     )
     if contents.stale or contents.damaged:
         print(f"beside      {contents.stale} that nobody would ask for today, {contents.damaged} damaged")
