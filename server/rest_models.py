@@ -431,7 +431,7 @@ class CoverageEntryBody(BaseModel):
     key: str = Field("", max_length=64)
     soc_name: str = Field("", max_length=64)
     cann: str = Field("", max_length=64)
-    weight: float = Field(1.0, gt=0, le=1e15)
+    weight: float = Field(1.0, gt=0, le=1e15, strict=True, allow_inf_nan=False)
 
 
 class CoverageQuestionBody(BaseModel):
@@ -439,10 +439,10 @@ class CoverageQuestionBody(BaseModel):
 
     model_config = _strict_example({"entries": [{"spec": SPEC, "weight": 61}]})
     entries: list[CoverageEntryBody] = Field(default_factory=list, max_length=20_000)
-    all_targets: bool = False
-    missing_limit: int = Field(20, ge=0, le=1000)
-    coverage: float = Field(0.0, ge=0, le=1)
-    wait_s: float = Field(0.0, ge=0, le=60)
+    all_targets: bool = Field(False, strict=True)
+    missing_limit: int = Field(20, ge=0, le=1000, strict=True)
+    coverage: float = Field(0.0, ge=0, le=1, strict=True, allow_inf_nan=False)
+    wait_s: float = Field(0.0, ge=0, le=60, strict=True, allow_inf_nan=False)
 
 
 class MissingKernelBody(BaseModel):
