@@ -197,7 +197,7 @@ class RegistryFailed(KaasError):
 
 
 class NotReady(KaasError):
-    """A node is not ready yet; ``details``: the ``checks``, and the ``coverage`` of what it waits for."""
+    """A node is not ready yet; ``details``: its ``checks``, and the ``coverage`` (0 to 1) so far."""
 
     code = "not_ready"
     retryable = True

@@ -238,8 +238,18 @@ class Coverages:
 
     def _answer(self, resolved: _Resolved, wanted: WantedKernels, limit: int) -> Coverage:
         missing = wanted.missing
-        absent = {(one.key or one.index): one for one in resolved.asked if not one.key or one.key in missing}
-        heaviest = sorted(absent.values(), key=lambda one: (-one.weight, one.index))[:limit]
+        absent: dict[str | int, _Asked] = {}
+        for one in resolved.asked:
+            if not one.key:
+                absent[one.index] = one
+            elif one.key in missing:
+                absent.setdefault(one.key, one)
+
+        def weight(one: _Asked) -> float:
+            # Several entries may want one kernel.
+            return wanted.weights[one.key] if one.key else one.weight
+
+        heaviest = sorted(absent.values(), key=lambda one: (-weight(one), one.index))[:limit]
         flying = {key: state for key, state, _ in self._scheduler.in_flight()} if heaviest else {}
         refused = sum(not one.key for one in absent.values())
         total = len(wanted.weights) + refused
@@ -250,12 +260,14 @@ class Coverages:
             weight=wanted.weight,
             held_weight=wanted.held_weight,
             left_out=resolved.left_out,
-            missing=[self._missing(one, flying) for one in heaviest],
+            missing=[self._missing(one, weight(one), flying) for one in heaviest],
             soc_name=self._service.environment.target.soc_name,
             cann_version=self._own_cann,
         )
 
-    def _missing(self, one: _Asked, flying: dict[str, Literal["queued", "compiling"]]) -> MissingKernel:
+    def _missing(
+        self, one: _Asked, weight: float, flying: dict[str, Literal["queued", "compiling"]]
+    ) -> MissingKernel:
         state: MissingState = "missing"
         error: dict[str, Any] | None = None
         if one.error is not None:
@@ -269,7 +281,7 @@ class Coverages:
             key=one.key,
             spec=one.spec,
             soc_name=one.soc_name,
-            weight=one.weight,
+            weight=weight,
             state=state,
             error=error,
         )

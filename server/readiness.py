@@ -29,4 +29,9 @@ def readiness_document(checks: Mapping[str, bool], coverage: Coverage | None) ->
     if coverage is not None and not checks.get("kernels_covered", True):
         reasons[-1] = f"{coverage.total - coverage.held} of {coverage.total} kernels are missing"
         reasons[-1] += f" (coverage {coverage.coverage:.4f})"
-    return {**problem_document(NotReady(f"not ready: {'; '.join(reasons)}")), **answer}
+    error = NotReady(
+        f"not ready: {'; '.join(reasons)}",
+        checks=dict(checks),
+        coverage=coverage.coverage if coverage is not None else None,
+    )
+    return {**problem_document(error), **answer}

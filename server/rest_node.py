@@ -74,7 +74,12 @@ def add_node_routes(
             return Response(json_bytes(document), media_type="application/json")
         return Response(json_bytes(document), document["status"], media_type=PROBLEM_MEDIA_TYPE)
 
-    @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        response_class=PlainTextResponse,
+        responses={200: {"content": {"text/plain": {"example": "kaas_ready 1\n"}}}},
+    )
     async def metrics() -> Response:
         """Counters and gauges in the Prometheus text format."""
         return PlainTextResponse(await scrape(), media_type=MEDIA_TYPE)

@@ -81,6 +81,7 @@ class Node:
         publish_environment(root, env)  # as the daemon does before it serves
         self.pool: Any = pool or StagedPool()
         scheduler: Scheduler[Kernel] = Scheduler(workers=2, queue_limit=10)
+        self.scheduler = scheduler
         self.failures = NegativeResults(lifetime_s=3600, transient_lifetime_s=30)
         self.costs = CompileCosts(first_guess_bytes=1 << 30, limit_bytes=8 << 30)
         self.catalog = Catalog(env, self.store, KernelIndex(root), scheduler, self.failures)
