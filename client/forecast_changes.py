@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from kaas.client.forecast import Change
+from kaas.client.manifest_document import CANN_VERSION
 from kaas.client.store_reader import target_for
 from kaas.proto.environment import Environment
 from kaas.proto.errors import InternalError, InvalidRequest, error_from_record
@@ -43,6 +44,8 @@ def planned_change(
             field="change",
             legal="one or more of --sku, --cann, --toolkit, --kaas-version, --environment",
         )
+    if cann and not CANN_VERSION.fullmatch(cann):
+        raise InvalidRequest(f"cann is {cann[:80]!r}", field="cann", legal="a version such as 9.3.0")
     if toolkit and environment_file:
         raise InvalidRequest(
             "an environment file says which toolkit it is for",

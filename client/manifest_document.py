@@ -38,7 +38,7 @@ MAX_WEIGHT = 1e15
 
 _FIELDS = {1: ("kernels", "soc_name"), 2: ("comment", "kernels", "soc_name", "targets", "unserved")}
 _ENTRY_FIELDS = ("comment", "soc_name", "spec", "targets", "wanted_by", "weight")
-_CANN = re.compile(r"[0-9]+(\.[0-9A-Za-z]+)+([-+][0-9A-Za-z.]+)?")
+CANN_VERSION = re.compile(r"[0-9]+(\.[0-9A-Za-z]+)+([-+][0-9A-Za-z.]+)?")
 
 
 class ManifestTarget(NamedTuple):
@@ -258,7 +258,7 @@ def _targets(record: Mapping[str, Any]) -> tuple[ManifestTarget, ...]:
 
 def require_cann(value: Any) -> None:
     """Raise :class:`InvalidManifest` unless ``value`` is a CANN version, or empty."""
-    if not isinstance(value, str) or (value and not _CANN.fullmatch(value)):
+    if not isinstance(value, str) or (value and not CANN_VERSION.fullmatch(value)):
         legal = 'a version in quotes, such as "9.2.0"'
         message = f"cann is {str(value)[:80]!r}; legal: {legal}"
         raise InvalidManifest(message, field="targets.cann", legal=legal)
