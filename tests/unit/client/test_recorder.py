@@ -8,9 +8,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support import service_node
 from support.client_store import PublishedStore
 
-from kaas import GemmSpec, InvalidConfig, InvalidRequest, StrictMiss, get_kernel, missing_kernels
+from kaas import (
+    GemmSpec,
+    InvalidConfig,
+    InvalidRequest,
+    SparseAttentionSpec,
+    StrictMiss,
+    get_kernel,
+    get_kernels,
+    missing_kernels,
+)
+from kaas.cache.environment_file import publish_environment
 from kaas.client import api, recorder
 from kaas.client.manifest import parse_manifest
 from kaas.client.manifest_document import ManifestTarget, parse_document
@@ -19,6 +30,7 @@ from kaas.client.process_record import SUFFIX, ProcessRecord, RecordedKernel
 from kaas.client.record_merging import manifest_of, merged, read_records
 from kaas.client.replay_command import for_parts, plan_of
 from kaas.kernel_library.spec import KernelSpec
+from kaas.proto.canonical import canonical_json
 
 HELD = GemmSpec(n=64, k=64)
 MISSING = GemmSpec(n=64, k=128)
@@ -131,6 +143,15 @@ def test_strict_misses_name_everything_that_was_missing(
         (other, "strict_miss", 1),
     ]
     assert missing_kernels()[1].key == caught.value.details["key"]
+
+
+def test_a_strict_composite_names_all_of_its_missing_kernels(records: Path, tmp_path: Path) -> None:
+    publish_environment(tmp_path / "store", service_node.environment())
+    composite = SparseAttentionSpec(topk=2048)
+    with pytest.raises(StrictMiss) as caught:
+        get_kernels(composite, strict=True)
+    wanted = {stage.spec.canonical() for stage in composite.stages()}
+    assert {canonical_json(one["spec"]) for one in caught.value.details["missing"]} == wanted
 
 
 def test_an_illegal_strictness_names_the_legal_ones(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
