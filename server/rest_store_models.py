@@ -191,6 +191,13 @@ class UsageBody(BaseModel):
     daemon_resident_bytes: int = Field(description="memory of the daemon, without its compile workers")
 
 
+class SkippedDirectoryBody(BaseModel):
+    """A directory whose artifacts were not checked."""
+
+    path: str
+    reason: str
+
+
 class ScrubBody(BaseModel):
     """The check of all artifacts: the pass under way, or the last. Done when ``passes`` is ``asked_for``."""
 
@@ -204,6 +211,9 @@ class ScrubBody(BaseModel):
             "damaged": 0,
             "damaged_keys": [],
             "finished_unix": 1790000000.0,
+            "skipped": [],
+            "failures": 0,
+            "trouble": "",
         }
     )
     passes: int
@@ -214,3 +224,6 @@ class ScrubBody(BaseModel):
     damaged: int
     damaged_keys: list[str]
     finished_unix: float
+    skipped: list[SkippedDirectoryBody]
+    failures: int = Field(description="passes that could not be made, as the store could not be listed")
+    trouble: str = Field(description="why the last of them could not; empty since a pass was made")

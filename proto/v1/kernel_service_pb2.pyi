@@ -559,7 +559,7 @@ class ScrubRequest(_message.Message):
     def __init__(self, start: _Optional[bool] = ...) -> None: ...
 
 class ScrubResponse(_message.Message):
-    __slots__ = ("passes", "running", "asked_for", "checked", "checked_bytes", "damaged", "damaged_keys", "finished_unix")
+    __slots__ = ("passes", "running", "asked_for", "checked", "checked_bytes", "damaged", "damaged_keys", "finished_unix", "skipped", "failures", "trouble")
     PASSES_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     ASKED_FOR_FIELD_NUMBER: _ClassVar[int]
@@ -568,6 +568,9 @@ class ScrubResponse(_message.Message):
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_KEYS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     passes: int
     running: bool
     asked_for: int
@@ -576,7 +579,18 @@ class ScrubResponse(_message.Message):
     damaged: int
     damaged_keys: _containers.RepeatedScalarFieldContainer[str]
     finished_unix: float
-    def __init__(self, passes: _Optional[int] = ..., running: _Optional[bool] = ..., asked_for: _Optional[int] = ..., checked: _Optional[int] = ..., checked_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., damaged_keys: _Optional[_Iterable[str]] = ..., finished_unix: _Optional[float] = ...) -> None: ...
+    skipped: _containers.RepeatedCompositeFieldContainer[SkippedDirectory]
+    failures: int
+    trouble: str
+    def __init__(self, passes: _Optional[int] = ..., running: _Optional[bool] = ..., asked_for: _Optional[int] = ..., checked: _Optional[int] = ..., checked_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., damaged_keys: _Optional[_Iterable[str]] = ..., finished_unix: _Optional[float] = ..., skipped: _Optional[_Iterable[_Union[SkippedDirectory, _Mapping]]] = ..., failures: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class SkippedDirectory(_message.Message):
+    __slots__ = ("path", "reason")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    reason: str
+    def __init__(self, path: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ForeignKernel(_message.Message):
     __slots__ = ("key", "sha256", "signatures", "file")
