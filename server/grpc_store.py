@@ -185,4 +185,5 @@ def _user(user: KernelUser) -> pb.KernelUser:
         origin=user.origin,
         liveness=_LIVENESS[user.liveness],
         session=user.session,
+        ended_unix=user.ended_unix,
     )

@@ -296,5 +296,10 @@ class _Connection(asyncio.Protocol):
         if held:
             self._server.released(held)
             self._server.audit.note(
-                "ended", pid=holder.pid, user=holder.user, session=holder.session, kernels=len(held)
+                "ended",
+                pid=holder.pid,
+                user=holder.user,
+                session=holder.session,
+                started=holder.started,
+                kernels=len(held),
             )

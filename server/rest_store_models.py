@@ -25,7 +25,7 @@ _PIN: dict[str, Any] = {
     "expires_unix": 0.0,
     "stored": True,
 }
-_USER: dict[str, Any] = {**_LEASE, "origin": "store", "liveness": "alive"}
+_USER: dict[str, Any] = {**_LEASE, "origin": "store", "liveness": "alive", "ended_unix": 0.0}
 del _USER["key"]
 _RECORD: dict[str, Any] = {
     "when_unix": 1790000000.0,
@@ -129,6 +129,7 @@ class UserBody(BaseModel):
     origin: Literal["store", "hit", "compiled", "joined", "held"]
     liveness: Literal["alive", "ended", "unknown"]
     session: str
+    ended_unix: float = Field(description="when a process that ended did; 0: it runs, or nobody noticed")
 
 
 class UsersBody(BaseModel):

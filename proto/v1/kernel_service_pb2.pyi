@@ -461,7 +461,7 @@ class UnpinResponse(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KernelUser(_message.Message):
-    __slots__ = ("pid", "uid", "user", "job", "rank", "since_unix", "origin", "liveness", "session")
+    __slots__ = ("pid", "uid", "user", "job", "rank", "since_unix", "origin", "liveness", "session", "ended_unix")
     PID_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
@@ -471,6 +471,7 @@ class KernelUser(_message.Message):
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     LIVENESS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    ENDED_UNIX_FIELD_NUMBER: _ClassVar[int]
     pid: int
     uid: int
     user: str
@@ -480,7 +481,8 @@ class KernelUser(_message.Message):
     origin: str
     liveness: Liveness
     session: str
-    def __init__(self, pid: _Optional[int] = ..., uid: _Optional[int] = ..., user: _Optional[str] = ..., job: _Optional[str] = ..., rank: _Optional[str] = ..., since_unix: _Optional[float] = ..., origin: _Optional[str] = ..., liveness: _Optional[_Union[Liveness, str]] = ..., session: _Optional[str] = ...) -> None: ...
+    ended_unix: float
+    def __init__(self, pid: _Optional[int] = ..., uid: _Optional[int] = ..., user: _Optional[str] = ..., job: _Optional[str] = ..., rank: _Optional[str] = ..., since_unix: _Optional[float] = ..., origin: _Optional[str] = ..., liveness: _Optional[_Union[Liveness, str]] = ..., session: _Optional[str] = ..., ended_unix: _Optional[float] = ...) -> None: ...
 
 class ListUsersRequest(_message.Message):
     __slots__ = ("key",)
