@@ -187,6 +187,10 @@ class KernelIndex:
         """All keys as they are now."""
         return list(self._entries)
 
+    def families(self) -> set[str]:
+        """Families that there are kernels of."""
+        return {entry.family for entry in self._entries.values()}
+
     def value_facts(self, key: str) -> tuple[float, int, float] | None:
         """Compile seconds, size in bytes, and when it was last used (or else made)."""
         entry = self._entries.get(key)
