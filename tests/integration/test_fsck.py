@@ -321,6 +321,37 @@ def test_the_index_is_only_read_by_doctor(node: Node) -> None:
     assert {path.name: path.read_bytes() for path in node.layout.index.iterdir()} == files
 
 
+def test_what_a_daemon_has_not_written_yet_is_no_trouble(node: Node) -> None:
+    node.daemon.start()
+    node.kaas("quarantine", node.keys[0], "--reason", "wrong")
+    assert node.diagnosis("artifacts") == ("ok", "3 stored, 3 indexed", "")
+
+
+def test_a_kernel_that_no_list_has_is_told_with_the_cure(node: Node) -> None:
+    node.daemon.start()
+    link = DaemonLink(Path(node.daemon.socket))
+    until(lambda: link.list_kernels(page_size=1).total == 4, what="the index")
+    store_gemm(node.layout.root, 80)
+    told = node.diagnosis("artifacts")
+    assert told[:2] == ("warn", "5 stored, 4 indexed: lists lack 1")
+    assert "start the daemon anew" in told[2]
+    node.path(0).unlink()
+    node.path(1).unlink()
+    told = node.diagnosis("artifacts")
+    assert told[:2] == ("warn", "1 of 4 indexed artifacts are lost")
+    link.close()
+    node.daemon.stop()
+    store_gemm(node.layout.root, 96)
+    assert node.diagnosis("artifacts")[0] == "warn"
+    node.daemon.start()
+    assert node.diagnosis("artifacts") == ("ok", "4 stored, 4 indexed", "")
+    node.daemon.stop()
+    store_gemm(node.layout.root, 112)
+    told = node.diagnosis("artifacts")
+    assert told[:2] == ("warn", "5 stored, 4 indexed: lists lack 1")
+    assert "start the daemon" in told[2]
+
+
 def test_a_directory_that_is_no_store_is_left_alone(node: Node, tmp_path: Path) -> None:
     other = tmp_path / "other"
     (other / "staging").mkdir(parents=True)
