@@ -256,7 +256,7 @@ def test_what_a_full_socket_did_not_take_is_told_once_it_is_read(
 
 
 def test_a_descriptor_that_became_another_files_is_neither_written_nor_closed(
-    link: LeaseLink, listener: Listener, path: Path
+    link: LeaseLink, listener: Listener
 ) -> None:
     link.took(A, "store")
     first = listener.accept()
