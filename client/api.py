@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kaas.proto.errors import InvalidArgument, InvalidSpec
@@ -31,7 +32,8 @@ def get_kernel(
 
     Store hits need no daemon and no writable file system. A miss asks the daemon, which compiles once for
     everybody and answers within ``timeout`` seconds (``None``: no limit). ``strict`` refuses to compile: what
-    neither the store nor the daemon's memory holds raises :class:`StrictMiss`. ``soc_name`` asks for another
+    neither the store nor the daemon's memory holds raises :class:`StrictMiss`, and what is in the store is
+    verified whole before it is returned, not at its first use. ``soc_name`` asks for another
     part's kernel, which this node can hold but not launch. ``priority`` says who waits: a ``rank`` of a
     training job goes before a ``user``, who goes before ``prewarm``; by default a process that a launcher
     started (RANK, WORLD_SIZE ...) is a rank. The same question gives the same handle for the life of the
@@ -45,6 +47,8 @@ def get_kernel(
     except TypeError:
         raise _not_a_question(spec, soc_name) from None
     if handle is not None:
+        if strict:
+            handle.verify(strict=True)
         return handle
     client = _client_for(spec, soc_name)
     return client.find((spec, soc_name), strict) or client.fetch((spec, soc_name), timeout, strict, priority)
@@ -76,7 +80,11 @@ def get_kernels(
     questions = [(stage.spec, soc_name) for stage in stages]
     found: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
     for question in questions:
-        handle = _memo.get(question) or client.find(question, strict)
+        handle = _memo.get(question)
+        if handle is None:
+            handle = client.find(question, strict)
+        elif strict:
+            handle.verify(strict=True)
         if handle is not None:
             found[question] = handle
     missing = [question for question in questions if question not in found]
@@ -106,6 +114,10 @@ async def aget_kernel(
     except TypeError:
         raise _not_a_question(spec, soc_name) from None
     if handle is not None:
+        if strict and not handle.is_verified:
+            from kaas.client.waiting_thread import run_in_own_thread
+
+            await run_in_own_thread(partial(handle.verify, strict=True))
         return handle
     client = _client_for(spec, soc_name)
     handle = client.find((spec, soc_name), strict)

@@ -23,6 +23,7 @@ from kaas.proto.errors import InvalidRequest, KaasError, KernelNotFound
 from kaas.proto.launch import LaunchMetadata
 from kaas.proto.passport import FieldDifference, KernelKey, Passport, differences
 from kaas.server.explanation import progress_text, reason_for_miss, reason_of_failure
+from kaas.server.family_filter import is_known_family, require_family
 from kaas.server.holdings import Holdings
 from kaas.server.negative_results import Failure, NegativeResults
 from kaas.server.paging import MAX_PAGE
@@ -181,8 +182,10 @@ class Catalog:
     async def page(self, wanted: KernelFilter, *, page_size: int, page_token: str) -> KernelPage:
         """Kernels that are coming, then those whose compile failed, then cached ones, newest first.
 
-        Raises :class:`InvalidRequest` for an unknown state, page size or page token.
+        Raises :class:`InvalidRequest` for an unknown family, state, page size or page token.
         """
+        if wanted.family and not is_known_family(wanted.family):
+            require_family(wanted.family, await self.on_index(self._index.families))
         if wanted.state and wanted.state not in STATES:
             raise InvalidRequest(f"no state {wanted.state!r}", field="state", legal=STATES)
         if not 1 <= page_size <= MAX_PAGE:

@@ -287,15 +287,23 @@ class Daemon:
 
     async def _keep_sockets(self) -> None:
         """A cleaner of old files may take a socket away; who connects next must find it again."""
+
+        async def renew_rest() -> bool:
+            return self._rest is not None and self._rest.renew()
+
+        kept = {
+            str(self._config.socket): self._grpc.renew_unix,
+            str(lease_socket(Path(self._config.socket))): self._leases.renew,
+            str(self._config.rest_address): renew_rest,
+        }
         while True:
             await asyncio.sleep(SOCKET_PERIOD_S)
-            try:
-                if await self._grpc.renew_unix():
-                    log.warning("the socket %s was deleted, and is there again", self._config.socket)
-                if await self._leases.renew():
-                    log.warning("the socket for leases was deleted, and is made again")
-            except (KaasError, OSError) as error:
-                log.error("the socket was deleted and cannot be made again: %s", error)
+            for path, renew in kept.items():
+                try:
+                    if await renew():
+                        log.warning("the socket %s was deleted, and is there again", path)
+                except (KaasError, OSError) as error:
+                    log.error("the socket %s was deleted and cannot be made again: %s", path, error)
 
     async def _keep_store(self) -> None:
         """What must go is known once the index is complete; until then nothing does."""
