@@ -59,6 +59,8 @@ def supervise(connection: socket.socket, folder: Path, loaded: LoadedGenerator) 
     try:
         folder.mkdir(mode=0o700)
         verdict = _Watch(connection, job, Path(tempfile.mkdtemp(dir=folder)), loaded).run()
+        # Whoever hears the verdict may rely on it that nothing is left.
+        shutil.rmtree(folder, ignore_errors=True)
         if verdict is not None:
             send_frame(connection, verdict)
     except (BrokenPipeError, ConnectionResetError):

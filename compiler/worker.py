@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -26,6 +27,9 @@ from kaas.kernel_library.registry import parse_spec
 from kaas.proto.errors import CompileFailed, CompileOutOfMemory, InternalError, KaasError
 
 LOG_TAIL_BYTES = 8000
+
+_GC_THRESHOLD = 200_000
+"""Objects between collections: a process that lives for a second has little to collect."""
 
 SetStage = Callable[[str], None]
 
@@ -60,6 +64,7 @@ def run_worker(
         # Writing past it is an error of the write, not a signal.
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         _limit_file_size()
+        gc.set_threshold(_GC_THRESHOLD)
         result = _result_of(job, loaded, workdir, log_fd, set_stage)
         set_stage("report")
         _write_all(result_fd, encode(result))
