@@ -18,7 +18,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kaas.compiler.frames import (
@@ -49,8 +50,22 @@ WARM_UP_SOC = "Ascend950PR_9579"
 WARM_UPS = 4
 """So often are the interpreter's and TVM's hot paths walked before they are as fast as they get: a fifth."""
 
+SPARE_AFTER_S = 0.2
+"""How long nothing is compiled before a worker is forked and rehearses ahead of the next job."""
+
 _MESSAGE_BYTES = 1 << 16
+_SPARES_LOST_MOST = 3
 _FAREWELL_S = 3.0
+
+
+@dataclass(kw_only=True)
+class _Spare:
+    """A supervisor with a worker that stand by. It inherited the digests of ``toolkits``."""
+
+    pid: int
+    channel: socket.socket
+    toolkits: frozenset[str]
+    is_ready: bool = False
 
 
 class Zygote:
@@ -62,6 +77,8 @@ class Zygote:
         self._loaded = loaded
         self._job_of: dict[int, int] = {}  # supervisor's pid -> job
         self._toolkits_seen: set[str] = set()
+        self._spare: _Spare | None = None
+        self._spares_lost = 0
         self._draining = False
         self._orphaned = False
 
@@ -74,14 +91,20 @@ class Zygote:
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         poller.register(wake_read, select.POLLIN)
+        self._poller = poller
         while not (self._orphaned or (self._draining and not self._job_of)):
-            ready = {fd for fd, _ in poller.poll()}
+            ready = {fd for fd, _ in poller.poll(1000 * SPARE_AFTER_S if self._wants_spare() else None)}
+            if not ready:
+                self._start_spare()
+            if self._spare is not None and self._spare.channel.fileno() in ready:
+                self._hear_spare(self._spare)
             if wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 1 << 16)
             if self._control.fileno() in ready:
                 self._obey()
             self._reap()
+        self._dismiss_spare()
         if self._orphaned:
             self._say_farewell()
 
@@ -103,15 +126,26 @@ class Zygote:
 
     def _start(self, command: StartJob, connection: socket.socket) -> None:
         self._look_at_toolkit(command)
+        folder = self._work_root / f"job-{command.job_id}"
+        pid = self._give_to_spare(command, folder, connection)
+        if pid is None:
+            from kaas.compiler.supervisor import supervise
+
+            pid = self._fork(lambda: supervise(connection, folder, self._loaded))
+        if pid is None:
+            self._report(SupervisorEnded(job_id=command.job_id, status=70))
+        else:
+            self._job_of[pid] = command.job_id
+
+    def _fork(self, run: Callable[[], None]) -> int | None:
+        """The process that runs ``run`` and ends; ``None`` when there is no room for one."""
         try:
             pid = os.fork()
         except OSError as error:
             print(f"fork failed: {error}", file=sys.stderr, flush=True)
-            self._report(SupervisorEnded(job_id=command.job_id, status=70))
-            return
+            return None
         if pid:
-            self._job_of[pid] = command.job_id
-            return
+            return pid
         status = 70
         try:
             signal.set_wakeup_fd(-1)
@@ -119,14 +153,72 @@ class Zygote:
             for fd in self._wake:
                 os.close(fd)
             self._control.close()
-            from kaas.compiler.supervisor import supervise
-
-            supervise(connection, self._work_root / f"job-{command.job_id}", self._loaded)
+            if self._spare is not None:
+                self._spare.channel.close()
+            run()
             status = 0
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(status)
+
+    def _wants_spare(self) -> bool:
+        """Not while anything is compiled: whoever waits has a use for the processor now. And not before the
+        toolkit was looked at, which a spare inherits."""
+        is_idle = self._spare is None and not self._job_of and not self._draining
+        return is_idle and bool(self._toolkits_seen) and self._spares_lost < _SPARES_LOST_MOST
+
+    def _start_spare(self) -> None:
+        from kaas.compiler.supervisor import stand_by
+
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+
+            def run() -> None:
+                ours.close()
+                stand_by(theirs, self._loaded, rehearse)
+
+            pid = self._fork(run)
+        if pid is None:
+            self._spares_lost += 1
+            ours.close()
+            return
+        self._spare = _Spare(pid=pid, channel=ours, toolkits=frozenset(self._toolkits_seen))
+        self._poller.register(ours, select.POLLIN)
+
+    def _hear_spare(self, spare: _Spare) -> None:
+        if spare.channel.recv(_MESSAGE_BYTES):
+            spare.is_ready = True
+        else:
+            self._forget_spare()
+            self._spares_lost += 1
+
+    def _give_to_spare(self, command: StartJob, folder: Path, connection: socket.socket) -> int | None:
+        """The spare supervisor's pid if it has taken the job."""
+        spare = self._spare
+        if spare is None or not spare.is_ready or command.toolkit_home not in spare.toolkits:
+            return None
+        try:
+            socket.send_fds(spare.channel, [os.fsencode(folder)], [connection.fileno()])
+        except OSError:
+            return None
+        finally:
+            self._forget_spare()
+        self._spares_lost = 0
+        return spare.pid
+
+    def _forget_spare(self) -> None:
+        """Without its channel it ends, unless it has a job."""
+        if self._spare is not None:
+            self._poller.unregister(self._spare.channel)
+            self._spare.channel.close()
+            self._spare = None
+
+    def _dismiss_spare(self) -> None:
+        spare = self._spare
+        self._forget_spare()
+        if spare is not None:
+            end_tree(spare.pid)
 
     def _look_at_toolkit(self, command: StartJob) -> None:
         """Hash a toolkit once, here, so that every worker inherits the digests and only checks the files'
@@ -160,7 +252,7 @@ class Zygote:
     def _end_orphans(self) -> None:
         """What a killed supervisor left behind has become ours."""
         for pid in children_of(os.getpid()):
-            if pid not in self._job_of:
+            if pid not in self._job_of and (self._spare is None or pid != self._spare.pid):
                 end_tree(pid)
 
     def _report(self, report: Report) -> None:
@@ -192,14 +284,21 @@ def warm_up() -> None:
             missing="tilelang",
         ) from error
     import kaas.compiler.supervisor  # noqa: F401
-    from kaas.compiler.lowering import lower
-    from kaas.kernel_library.registry import families, parse_spec
-    from kaas.kernel_library.targets import target_named
+    from kaas.kernel_library.registry import families
 
     families()
+    for _ in range(WARM_UPS):
+        rehearse()
+
+
+def rehearse() -> None:
+    """Lower a small kernel and throw it away."""
+    from kaas.compiler.lowering import lower
+    from kaas.kernel_library.registry import parse_spec
+    from kaas.kernel_library.targets import target_named
+
     try:
-        for _ in range(WARM_UPS):
-            lower(parse_spec(WARM_UP_SPEC), target_named(WARM_UP_SOC))
+        lower(parse_spec(WARM_UP_SPEC), target_named(WARM_UP_SOC))
     except KaasError as error:
         # A family that does not lower is a matter for the jobs that ask for it.
         print(f"warm-up: {error}", file=sys.stderr, flush=True)
