@@ -70,8 +70,6 @@ _COMPRESS_ABOVE_BYTES = 4096
 _FIRST_READ_BYTES = 8192
 """Of a marked file: header and passport of most kernels."""
 
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
 
 class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The metadata part."""
@@ -105,7 +103,7 @@ class Artifact:
         "_created_unix",
         "_data",
         "_file",
-        "_launch_and_choices",
+        "_metadata",
         "_origin",
         "_parts",
         "_passport",
@@ -117,7 +115,7 @@ class Artifact:
     def __init__(self, data: bytes, *, expected_key: str | None = None, origin: str = "artifact") -> None:
         self._origin = origin
         self._file: _MarkedFile | None = None
-        self._data: bytes | None = data
+        self._data: bytes | None = None
         self.size_bytes: int = len(data)
         self.key: KernelKey
         self._verify(data, expected_key)
@@ -135,7 +133,7 @@ class Artifact:
 
     def _verify(self, data: bytes, expected_key: str | None) -> None:
         self._created_unix, self._seconds, self._parts = _verified_parts(data, self._origin)
-        passport: Passport = self._decoded_json("passport", _decoder(Passport))
+        passport: Passport = self._decoded_json(data, "passport", Passport)
         key = KernelKey(self._parts["passport"].digest.hex())
         if passport.key() != key:
             raise _damaged(self._origin, "passport", "the passport is not in canonical form")
@@ -143,10 +141,11 @@ class Artifact:
             raise _damaged(
                 self._origin, "passport", "it belongs to another kernel", expected=expected_key, found=key
             )
-        metadata: _Metadata = self._decoded_json("metadata", _decoder(_Metadata))
+        metadata: _Metadata = self._decoded_json(data, "metadata", _Metadata)
         self.key = key
         self._passport = passport
-        self._launch_and_choices = metadata
+        self._metadata = metadata
+        self._data = data
 
     def take(self) -> None:
         """Read and verify a marked file, if that was not done; from then on its bytes are this process's own.
@@ -159,13 +158,7 @@ class Artifact:
         with _taking:
             if self._file is None:
                 return
-            data = file.read(self._origin)
-            self._data = data
-            try:
-                self._verify(data, self.key)
-            except ArtifactDamaged:
-                self._data = None
-                raise
+            self._verify(file.read(self._origin), self.key)
             self._file = None
         file.close()
 
@@ -179,13 +172,13 @@ class Artifact:
     def launch(self) -> LaunchMetadata:
         """Entry, grid, and the parameters in call order."""
         self.take()
-        return self._launch_and_choices.launch
+        return self._metadata.launch
 
     @property
     def choices(self) -> dict[str, Any]:
         """What the builder chose, JSON-able."""
         self.take()
-        return self._launch_and_choices.choices
+        return self._metadata.choices
 
     @property
     def created_unix(self) -> float:
@@ -233,15 +226,11 @@ class Artifact:
         self.take()
         if self._data is None:
             raise ValueError("the artifact is closed")
-        part = self._parts[name]
-        return memoryview(self._data)[part.offset : part.offset + part.stored_bytes]
+        return _part_of(self._data, self._parts[name])
 
-    def _decoded_json(self, name: str, decoder: msgspec.json.Decoder[Any]) -> Any:
-        assert self._data is not None
-        part = self._parts[name]
-        stored = memoryview(self._data)[part.offset : part.offset + part.stored_bytes]
+    def _decoded_json(self, data: bytes, name: str, record: type[msgspec.Struct]) -> Any:
         try:
-            return decoder.decode(stored)
+            return _decoder(record).decode(_part_of(data, self._parts[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _damaged(self._origin, name, f"not what this version writes: {error}") from None
 
@@ -288,13 +277,13 @@ class _MarkedFile:
         self.close()
 
 
-_taking = threading.Lock()
+_taking = threading.RLock()
 """Held while a marked file is read: a descriptor that another thread closed may be another file's."""
 
 
 def _renew_lock_in_child() -> None:
     global _taking
-    _taking = threading.Lock()
+    _taking = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock_in_child)
@@ -306,39 +295,41 @@ def open_marked(path: str, key: str) -> Artifact:
     A file with its mark is verified when it is first needed, any other now. Raises what
     :func:`open_artifact` raises.
     """
+    descriptor = _open(path)
     try:
-        descriptor = os.open(path, _OPEN_FLAGS)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise _open_error(path, error) from None
-    try:
-        status = os.fstat(descriptor)
-        size = status.st_size
-        if not stat.S_ISREG(status.st_mode) or size < HEADER_BYTES:
-            return open_artifact(path, key)
-        start = os.pread(descriptor, _FIRST_READ_BYTES, 0)
-        head = _HEAD_AND_PASSPORT.unpack_from(start)
-        offset, passport_bytes, digest = head[6], head[7], head[10]
-        header_end = HEADER_BYTES - _CHECKSUM_BYTES
-        if (
-            status.st_mtime_ns == _mark_ns(head[4])
-            and head[1] == FORMAT_VERSION
-            and head[3] == size
-            and hashlib.sha256(start[:header_end]).digest() == start[header_end:HEADER_BYTES]
-            and digest.hex() == key
-            and hashlib.sha256(start[offset : offset + passport_bytes]).digest() == digest
-            and _MarkedFile.open_count < _MarkedFile.most_open
-        ):
+        size = _marked_bytes(descriptor, key)
+        if size is not None and _MarkedFile.open_count < _MarkedFile.most_open:
             artifact = Artifact.marked(_MarkedFile(descriptor, size), key, path)
             descriptor = -1
             return artifact
-    except (OSError, struct.error):
-        pass  # open_artifact says what is wrong with it
+        return Artifact(_read_file(descriptor, path), expected_key=key, origin=path)
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-    return open_artifact(path, key)
+
+
+def _marked_bytes(descriptor: int, key: str) -> int | None:
+    """Size of the file, if it carries its mark and header and passport are ``key``'s."""
+    try:
+        status = os.fstat(descriptor)
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode) or not HEADER_BYTES <= size <= MAX_FILE_BYTES:
+            return None
+        start = os.pread(descriptor, _FIRST_READ_BYTES, 0)
+        head = _HEAD_AND_PASSPORT.unpack_from(start)
+    except (OSError, struct.error):
+        return None  # reading all of it says what is wrong
+    offset, passport_bytes, digest = head[6], head[7], head[10]
+    header_end = HEADER_BYTES - _CHECKSUM_BYTES
+    is_known = (
+        is_marked(status, head[4])
+        and head[1] == FORMAT_VERSION
+        and head[3] == size
+        and hashlib.sha256(start[:header_end]).digest() == start[header_end:HEADER_BYTES]
+        and digest.hex() == key
+        and hashlib.sha256(start[offset : offset + passport_bytes]).digest() == digest
+    )
+    return size if is_known else None
 
 
 def mark_verified(path: str | os.PathLike[str], created_unix: float) -> None:
@@ -368,7 +359,7 @@ def open_artifact(path: str | os.PathLike[str], expected_key: str | None = None)
     file system cannot open files just now (which says nothing about the artifact).
     """
     origin = os.fspath(path)
-    return Artifact(_read_file(origin), expected_key=expected_key, origin=origin)
+    return Artifact(read_artifact_file(origin), expected_key=expected_key, origin=origin)
 
 
 def encode_artifact(
@@ -420,13 +411,25 @@ def encode_artifact(
     return b"".join((header, hashlib.sha256(header).digest(), *body))
 
 
-def _read_file(path: str) -> bytes:
+def read_artifact_file(path: str) -> bytes:
+    """What lies at ``path``, unverified; raises like :func:`open_artifact`."""
+    descriptor = _open(path)
     try:
-        descriptor = os.open(path, _OPEN_FLAGS)
+        return _read_file(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise _open_error(path, error) from None
+
+
+def _read_file(descriptor: int, path: str) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -436,8 +439,6 @@ def _read_file(path: str) -> bytes:
         return _read_all(descriptor, status.st_size)
     except OSError as error:
         raise _open_error(path, error) from None
-    finally:
-        os.close(descriptor)
 
 
 def _read_all(descriptor: int, size: int) -> bytes:
@@ -505,6 +506,10 @@ def _verified_parts(data: bytes, origin: str) -> tuple[float, float, dict[str, _
     if any(parts[name].encoding != _RAW for name in ("passport", "metadata", "image")):
         raise _damaged(origin, "header", "a part that is never compressed claims to be")
     return created_unix, compile_seconds, parts
+
+
+def _part_of(data: bytes, part: _Part) -> memoryview:
+    return memoryview(data)[part.offset : part.offset + part.stored_bytes]
 
 
 def _deflate(content: bytes) -> tuple[bytes, int]:

@@ -6,9 +6,13 @@ import contextlib
 import errno
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from kaas.proto.errors import StoreFull, StoreUnavailable
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,6 +33,18 @@ def store_error(error: OSError, doing: str, path: Path) -> StoreFull | StoreUnav
             errno=error.errno,
         )
     return StoreUnavailable(f"{doing} {path}: {reason}", path=str(path), errno=error.errno)
+
+
+def persistently(call: Callable[[], T], failure: type[Exception], attempts: int = 2) -> T:
+    """``call()``, tried again when it fails in a way that may pass; that a file is not there does not."""
+    for _ in range(attempts - 1):
+        try:
+            return call()
+        except FileNotFoundError:
+            raise
+        except failure:
+            pass
+    return call()
 
 
 def write_staged(staging: Path, name: str, content: bytes) -> Path:

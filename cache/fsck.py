@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -14,8 +13,9 @@ import msgspec
 
 from kaas.cache.artifact import open_artifact
 from kaas.cache.atomic import FILE_MODE
-from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout, is_key
-from kaas.cache.placement import DIRECTORY_MODE, PRIVATE_MODE
+from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout, key_of_file
+from kaas.cache.ownership import is_owned
+from kaas.cache.placement import DIRECTORY_MODE, directories_of
 from kaas.cache.shadow import IndexShadow, ShadowLostError, indexed_keys
 from kaas.cache.store import Store
 from kaas.proto.errors import ArtifactDamaged, KaasError, PermissionDenied, StoreUnavailable
@@ -80,16 +80,8 @@ def examine(root: Path, tell: Callable[[int], None] = lambda _: None) -> Report:
     """
     layout = _layout(root)
     problems = list(permissions(layout, repair=False))
-    if not _is_owned(layout):
-        problems += [
-            Problem(
-                kind="left over",
-                path=str(path),
-                message="an unfinished file of a daemon that is gone",
-                cure="it goes when a daemon starts",
-            )
-            for path in _entries(layout.staging)
-        ]
+    if not is_owned(layout):
+        problems += [_left_over(path, "it goes when a daemon starts") for path in _entries(layout.staging)]
     checked = size = 0
     for key, path in _artifacts(layout, problems):
         try:
@@ -102,7 +94,7 @@ def examine(root: Path, tell: Callable[[int], None] = lambda _: None) -> Report:
                 Problem(kind="damaged", path=str(path), message=error.message, cure="kaas fsck puts it away")
             )
         except StoreUnavailable as error:
-            problems.append(Problem(kind="unreadable", path=str(path), message=error.message, cure=_DISK))
+            problems.append(_unreadable(path, error))
         checked += 1
         tell(checked)
     return Report(store=str(layout.root), checked=checked, checked_bytes=size, indexed=0, problems=problems)
@@ -118,23 +110,14 @@ def put_right(root: Path, tell: Callable[[int], None] = lambda _: None) -> Repor
     problems = list(permissions(layout, repair=True))
     left = list(_entries(layout.staging))
     with Store.open(root, allow_network_fs=True) as store:
-        problems += [
-            Problem(
-                kind="left over",
-                path=str(path),
-                message="an unfinished file of a daemon that is gone",
-                put_right=not os.path.lexists(path),
-                cure=f"rm -r {path}",
-            )
-            for path in left
-        ]
+        problems += [_left_over(path, f"rm -r {path}", not os.path.lexists(path)) for path in left]
         indexed = _index(layout, problems)
         checked = size = 0
         for key, path in _artifacts(layout, problems):
             try:
                 found = store.verify(key)
             except StoreUnavailable as error:
-                problems.append(Problem(kind="unreadable", path=str(path), message=error.message, cure=_DISK))
+                problems.append(_unreadable(path, error))
                 continue
             if found is None:
                 continue
@@ -155,29 +138,20 @@ def put_right(root: Path, tell: Callable[[int], None] = lambda _: None) -> Repor
     )
 
 
-_DISK = "look at the disk (dmesg, smartctl)"
-
-
 def _layout(root: Path) -> StoreLayout:
     layout = StoreLayout(root)
     if not layout.root.is_dir():
         raise StoreUnavailable(
             f"{root} is not there", hint="set KAAS_STORE, or start the daemon once", path=str(root)
         )
+    # Modes are changed and left-overs removed below, so whatever is no store must be left alone.
+    if not (layout.environment_file.is_file() and layout.holder_file.is_file()):
+        raise StoreUnavailable(
+            f"{root} is no store: no daemon has ever run there",
+            hint="set KAAS_STORE, or name the store with --store",
+            path=str(root),
+        )
     return layout
-
-
-def _is_owned(layout: StoreLayout) -> bool:
-    """Whether a daemon has the store open."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-    return False
 
 
 def _entries(directory: Path) -> Iterator[Path]:
@@ -189,8 +163,7 @@ def _entries(directory: Path) -> Iterator[Path]:
 
 def permissions(layout: StoreLayout, *, repair: bool) -> Iterator[Problem]:
     """Directories that others may write to, and artifacts that they may write to or not read."""
-    directories = [(layout.root, DIRECTORY_MODE), (layout.artifacts, DIRECTORY_MODE)]
-    directories += [(layout.quarantine, DIRECTORY_MODE), (layout.staging, PRIVATE_MODE)]
+    directories = [(layout.root, DIRECTORY_MODE), *directories_of(layout)]
     shards = [path for path in _entries(layout.artifacts) if path.is_dir() and not path.is_symlink()]
     directories += [(shard, DIRECTORY_MODE) for shard in shards]
     for path, mode in directories:
@@ -249,11 +222,30 @@ def _artifacts(layout: StoreLayout, problems: list[Problem]) -> Iterator[tuple[s
             problems.append(_foreign(shard))
             continue
         for path in _entries(shard):
-            key = path.name.removesuffix(ARTIFACT_SUFFIX)
-            if key == path.name or not is_key(key) or not key.startswith(shard.name):
+            key = key_of_file(shard.name, path.name)
+            if key is None:
                 problems.append(_foreign(path))
             else:
                 yield key, path
+
+
+def _left_over(path: Path, cure: str, put_right: bool = False) -> Problem:
+    return Problem(
+        kind="left over",
+        path=str(path),
+        message="an unfinished file of a daemon that is gone",
+        put_right=put_right,
+        cure=cure,
+    )
+
+
+def _unreadable(path: Path, error: StoreUnavailable) -> Problem:
+    return Problem(
+        kind="unreadable",
+        path=str(path),
+        message=error.message,
+        cure="look at the disk (dmesg, smartctl)",
+    )
 
 
 def _foreign(path: Path) -> Problem:

@@ -25,6 +25,12 @@ def require_key(text: str) -> str:
     return text
 
 
+def key_of_file(shard: str, name: str) -> str | None:
+    """The key of the artifact ``name`` in the directory ``shard``; ``None`` when no artifact is called so."""
+    key = name.removesuffix(ARTIFACT_SUFFIX)
+    return key if key != name and len(shard) == 2 and key.startswith(shard) and is_key(key) else None
+
+
 class StoreLayout:
     """Names inside a store. Clients need ``artifact_path`` and ``environment_file``; the daemon all."""
 

@@ -45,6 +45,19 @@ class StoreOwnership:
             self._descriptor = -1
 
 
+def is_owned(layout: StoreLayout) -> bool:
+    """Whether a daemon has the store open; asking changes nothing."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
 def read_holder(layout: StoreLayout) -> Holder | None:
     """Who opened the store last, as far as can be read."""
     try:

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from kaas.cache.atomic import store_error
+from kaas.cache.layout import StoreLayout
 from kaas.cache.mounts import mount_of
 from kaas.proto.errors import StoreUnavailable
 
@@ -15,6 +16,15 @@ _LOG = logging.getLogger(__name__)
 
 DIRECTORY_MODE = 0o755
 PRIVATE_MODE = 0o700
+
+
+def directories_of(layout: StoreLayout) -> tuple[tuple[Path, int], ...]:
+    """What a store's root holds, with modes: readers need all of it but what is unfinished."""
+    return (
+        (layout.artifacts, DIRECTORY_MODE),
+        (layout.quarantine, DIRECTORY_MODE),
+        (layout.staging, PRIVATE_MODE),
+    )
 
 
 def prepare_root(root: str | Path, *, allow_network_fs: bool = False) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from kaas.cache.atomic import replace_file
+from kaas.cache.atomic import persistently, replace_file
 from kaas.cache.layout import StoreLayout
 from kaas.proto.errors import KaasError
 
@@ -45,12 +45,8 @@ def put_away(
     name = f"{_next_number(layout, now):016d}-{key}"
     destination = layout.quarantine / name
     try:
-        try:
-            size = _move(layout, path, destination)
-        except FileNotFoundError:
-            raise
-        except OSError:  # what passes must not cost the evidence
-            size = _move(layout, path, destination)
+        # Twice, as below: what passes must not cost the evidence.
+        size = persistently(lambda: _move(layout, path, destination), OSError)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -62,12 +58,9 @@ def put_away(
         key=key, reason=reason, when_unix=now, size_bytes=size, file=name, details=details or {}
     )
     _LOG.warning("quarantined kernel %s: %s", key[:12], reason)
-    path, content = layout.quarantine / f"{name}.json", msgspec.json.encode(record)
+    beside, content = layout.quarantine / f"{name}.json", msgspec.json.encode(record)
     try:
-        try:
-            replace_file(path, content, layout.staging)
-        except KaasError:
-            replace_file(path, content, layout.staging)
+        persistently(lambda: replace_file(beside, content, layout.staging), KaasError)
     except KaasError as error:
         _LOG.warning("the record of %s could not be written: %s", name, error)
     _drop_oldest(layout)

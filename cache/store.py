@@ -18,12 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from kaas.cache.artifact import Artifact, is_marked, mark_verified, open_artifact
-from kaas.cache.atomic import store_error, sync_directory, write_staged
+from kaas.cache.atomic import persistently, store_error, sync_directory, write_staged
 from kaas.cache.footprint import Footprint
-from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout, is_key, require_key
+from kaas.cache.layout import StoreLayout, key_of_file, require_key
 from kaas.cache.limits import StoreLimits, StoreUsage
 from kaas.cache.ownership import StoreOwnership
-from kaas.cache.placement import DIRECTORY_MODE, PRIVATE_MODE, make_directory, prepare_root, require_private
+from kaas.cache.placement import (
+    DIRECTORY_MODE,
+    PRIVATE_MODE,
+    directories_of,
+    make_directory,
+    prepare_root,
+    require_private,
+)
 from kaas.cache.quarantine import QuarantineRecord, put_away, quarantined
 from kaas.proto.errors import ArtifactDamaged, PermissionDenied, StoreFull, StoreUnavailable
 
@@ -75,10 +82,10 @@ class Store:
         ownership = StoreOwnership(layout)
         try:
             try:
-                for directory in (layout.artifacts, layout.quarantine):
-                    require_private(directory, DIRECTORY_MODE)
-                    _let_others_read(directory)
-                require_private(layout.staging, PRIVATE_MODE)
+                for directory, mode in directories_of(layout):
+                    require_private(directory, mode)
+                    if mode != PRIVATE_MODE:
+                        _let_others_read(directory)
             except OSError as error:
                 raise store_error(error, "preparing the store", layout.root) from error
             _sweep(layout.staging)
@@ -210,8 +217,8 @@ class Store:
             if len(shard) != 2:
                 continue
             for name in _names(self.layout.artifacts / shard):
-                key = name.removesuffix(ARTIFACT_SUFFIX)
-                if key != name and key.startswith(shard) and is_key(key):
+                key = key_of_file(shard, name)
+                if key is not None:
                     yield key
 
     def quarantine(self, key: str, reason: str) -> QuarantineRecord | None:
@@ -323,20 +330,13 @@ class Store:
             )
 
     def _restore_directories(self) -> None:
-        for directory, mode in (
-            (self.layout.artifacts, DIRECTORY_MODE),
-            (self.layout.quarantine, DIRECTORY_MODE),
-            (self.layout.staging, PRIVATE_MODE),
-        ):
+        for directory, mode in directories_of(self.layout):
             make_directory(directory, mode)
 
 
 def _opened(path: Path, key: str) -> Artifact:
     """The artifact; a file system that could not open it gets a second chance, as a compile costs more."""
-    try:
-        return open_artifact(path, expected_key=key)
-    except StoreUnavailable:
-        return open_artifact(path, expected_key=key)
+    return persistently(lambda: open_artifact(path, expected_key=key), StoreUnavailable)
 
 
 def _let_others_read(directory: Path) -> None:
@@ -390,13 +390,10 @@ def _drop_from_memory(path: Path) -> None:
 
 
 def _names(directory: Path) -> list[str]:
-    attempt = 1
-    while True:
-        try:
-            return sorted(os.listdir(directory))  # noqa: PTH208 (names only: half the cost at 100,000 entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            if attempt == ATTEMPTS:
-                raise store_error(error, "listing", directory) from error
-            attempt += 1
+    try:
+        # Names only: half the cost at 100,000 entries.
+        return persistently(lambda: sorted(os.listdir(directory)), OSError, ATTEMPTS)  # noqa: PTH208
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise store_error(error, "listing", directory) from error

@@ -147,6 +147,14 @@ def _not_a_question(spec: object, soc_name: object) -> InvalidSpec | InvalidArgu
             argument="soc_name",
             legal="a SoC name, or None",
         )
+    from kaas.kernel_library.composite import CompositeSpec
+
+    if isinstance(spec, CompositeSpec):
+        return InvalidSpec(
+            f"{type(spec).__name__} stands for several kernels: kaas.get_kernels gets all of them",
+            field="spec",
+            legal="get_kernels(spec), or one kernel's spec",
+        )
     return InvalidSpec(
         f"a spec object is needed, not a {type(spec).__name__}; kaas.parse_spec makes one of JSON or a dict",
         field="spec",

@@ -10,9 +10,11 @@ import msgspec
 import typer
 
 from kaas.client import exit_status
+from kaas.client.bundle_commands import add_bundle_commands
 from kaas.client.daemon_link import READINESS, DaemonLink
 from kaas.client.fsck_command import add_fsck_command
 from kaas.client.kernel_client import KernelClient, Question
+from kaas.client.manifest_commands import add_manifest_commands
 from kaas.client.spec_arguments import spec_from_words, specs_from_words
 from kaas.client.store_commands import add_store_commands
 from kaas.client.terminal import guarded, print_fields, print_json, print_table
@@ -248,14 +250,17 @@ def prewarm(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
 ) -> int:
     """Compile a manifest's kernels behind foreground work. Exit status 0: all are warm; 1: some failed."""
-    from kaas.client.manifest import read_manifest
+    from kaas.client.manifest import on_toolchain, read_manifest
     from kaas.client.prewarm_progress import follow
 
     entries = read_manifest(manifest)
     if check:
         print(f"{len(entries)} kernels")
         return 0
-    return follow(_link(socket), entries, label, json)
+    link = _link(socket)
+    if any(entry.cann for entry in entries):
+        entries = on_toolchain(entries, link.environment().toolchain.cann_version)
+    return follow(link, entries, label, json)
 
 
 @app.command()
@@ -353,6 +358,8 @@ def demo() -> int:
 
 add_store_commands(app)
 add_fsck_command(app)
+add_bundle_commands(app)
+add_manifest_commands(app)
 
 
 def main() -> None:

@@ -386,6 +386,24 @@ class DaemonLink:
         reply: pb.ScrubResponse = self._ask_store(lambda stub: stub.Scrub(request, timeout=timeout))
         return reply
 
+    def import_kernels(
+        self, kernels: Sequence[tuple[str, str, str, str]], *, timeout: float = 600
+    ) -> tuple[int, int]:
+        """Have artifacts published: (key, SHA-256, signatures, name in staging or nothing to ask whether).
+
+        How many were added, and how many were there before.
+        """
+        from kaas.proto.v1 import kernel_service_pb2 as pb
+
+        request = pb.ImportKernelsRequest(
+            kernels=[
+                pb.ForeignKernel(key=key, sha256=digest, signatures=signatures, file=file)
+                for key, digest, signatures, file in kernels
+            ]
+        )
+        reply = self._ask_store(lambda stub: stub.ImportKernels(request, timeout=timeout))
+        return reply.added, reply.present
+
     def _ask_store(self, call: Callable[[Any], Reply]) -> Reply:
         """One call of the store service on a live daemon, errors translated."""
         from kaas.proto.v1 import kernel_service_pb2_grpc

@@ -272,8 +272,8 @@ def _quarantine(directory: Path) -> Iterator[Finding]:
     except OSError:
         return
     if damaged:
-        advice = f"look at the records in {directory}; a failing disk is likely if it grows"
-        yield Finding("warn", "store", f"{damaged} damaged artifacts were put aside", advice)
+        advice = f"the records in {directory} say why; if damage goes on, look at the disk"
+        yield Finding("warn", "quarantine", f"{damaged} artifacts are out of service", advice)
 
 
 def _device(environment: Environment | None) -> Iterator[Finding]:

@@ -30,6 +30,7 @@ _BY_CLASS: dict[type[KaasError], int] = {
     errors.PermissionDenied: NO_DAEMON,
     errors.DeadlineExceeded: TOO_LATE,
     errors.CompileTimeout: TOO_LATE,
+    errors.RegistryFailed: NODE_TROUBLE,
     errors.ToolchainMissing: NODE_TROUBLE,
     errors.StoreUnavailable: NODE_TROUBLE,
     errors.StoreFull: NODE_TROUBLE,

@@ -9,24 +9,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kaas.client.kernel_listing import spec_text
+from kaas.client.paging import all_of
 
 if TYPE_CHECKING:
     from kaas.client.daemon_link import DaemonLink
     from kaas.proto.v1 import kernel_service_pb2 as pb
 
-_PAGE = 500
-
 
 def list_failures(link: DaemonLink, limit: int, family: str) -> tuple[list[dict[str, Any]], int]:
     """At most ``limit`` remembered failures, newest first, and how many there are."""
-    found: list[dict[str, Any]] = []
-    token = ""
-    while True:
-        page = link.list_failures(family=family, page_size=min(_PAGE, limit - len(found)), page_token=token)
-        found.extend(map(failure_record, page.failures))
-        token = page.next_page_token
-        if not token or len(found) >= limit:
-            return found, page.total
+    return all_of(link.list_failures, "failures", failure_record, limit, family=family)
 
 
 def failure_record(failure: pb.Failure) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from kaas.client.daemon_link import DaemonLink
 from kaas.client.kernel_listing import size_text
 from kaas.client.socket_probe import probe
 from kaas.client.terminal import guarded, print_json
+from kaas.proto.errors import InvalidRequest
 from kaas.proto.locations import default_socket, default_store
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ def fsck(
     Without a daemon the store is checked here; with one, --online has the daemon check its artifacts while it
     serves, and --dry-run looks without changing anything. Exit status: 0 clean or put right, 1 problems left.
     """
+    if online and dry_run:
+        raise InvalidRequest(
+            "a daemon that checks its store puts damage away, so --online is never dry",
+            field="dry_run",
+            legal="--online, or --dry-run, which may be used while a daemon runs",
+        )
     if online:
         return _online(socket or default_socket(), json)
     # Here, because it needs the daemon's packages, which a node with clients alone does without.

@@ -105,13 +105,8 @@ class KernelClient:
 
         ``strict``: should it prove damaged at its first use, it is not compiled anew then.
         """
-        environment = self._store.environment()
-        if environment is None:
-            return None
-        spec, soc_name = question
-        key = self._store.key(environment, spec, soc_name)
         try:
-            artifact = self._store.find(key)
+            _, artifact = self._look_up(question)
         except (PermissionDenied, StoreUnavailable) as error:
             warn("the daemon is asked, because the store cannot be read: %s", error)
             return None
@@ -119,20 +114,30 @@ class KernelClient:
             return None
         return self._keep(question, artifact, "store", partial(self._replacement, question, strict))
 
-    def _strict_miss(self, question: Question) -> StrictMiss | None:
-        """The answer to a strict question when no daemon holds the kernel; ``None``: the store cannot say."""
+    def _look_up(self, question: Question) -> tuple[KernelKey | None, Artifact | None]:
+        """Key and artifact in the store; no key without an environment there.
+
+        Raises :class:`PermissionDenied` or :class:`StoreUnavailable` when the store cannot be read from here.
+        """
         environment = self._store.environment()
         if environment is None:
-            return None
+            return None, None
         spec, soc_name = question
         key = self._store.key(environment, spec, soc_name)
+        return key, self._store.find(key)
+
+    def _strict_miss(self, question: Question) -> StrictMiss | None:
+        """The answer to a strict question when no daemon holds the kernel; ``None``: the store cannot say."""
         try:
-            artifact = self._store.find(key)
+            key, artifact = self._look_up(question)
         except (PermissionDenied, StoreUnavailable):
             return None
         if artifact is not None:  # it came meanwhile, and the daemon will say so
             artifact.close()
             return None
+        if key is None:
+            return None
+        spec, _ = question
         return StrictMiss(
             f"strict mode: the kernel {spec!r} is not in the store",
             hint="pre-warm it (kaas prewarm), or ask without strict",

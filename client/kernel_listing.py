@@ -8,25 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kaas.client.paging import all_of
 from kaas.client.progress_text import progress_text
 
 if TYPE_CHECKING:
     from kaas.client.daemon_link import DaemonLink
     from kaas.proto.v1 import kernel_service_pb2 as pb
 
-_PAGE = 500
-
 
 def list_kernels(link: DaemonLink, limit: int, **filters: Any) -> tuple[list[dict[str, Any]], int]:
     """At most ``limit`` kernels, and how many there are."""
-    kernels: list[dict[str, Any]] = []
-    token = ""
-    while True:
-        page = link.list_kernels(page_size=min(_PAGE, limit - len(kernels)), page_token=token, **filters)
-        kernels.extend(map(_summary, page.kernels))
-        token = page.next_page_token
-        if not token or len(kernels) >= limit:
-            return kernels, page.total
+    return all_of(link.list_kernels, "kernels", _summary, limit, **filters)
 
 
 def _summary(summary: pb.KernelSummary) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kaas.client.process_identity import job_and_rank
+from kaas.client.process_identity import legible_job_and_rank
 from kaas.proto.locations import lease_socket
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ class LeaseLink:
             self._next_try = now + PAUSE_S
             return False
         self._connection = connection
-        job, rank = job_and_rank()
-        lines = [msgspec.json.encode({"lease": 1, "job": _legible(job), "rank": _legible(rank)})]
+        job, rank = legible_job_and_rank()
+        lines = [msgspec.json.encode({"lease": 1, "job": job, "rank": rank})]
         keys = [key for key in self._held if key not in self._fresh]
         for start in range(0, len(keys), _KEYS_PER_LINE):
             lines.append(msgspec.json.encode({"held": keys[start : start + _KEYS_PER_LINE]}))
@@ -169,11 +169,6 @@ class LeaseLink:
             self._connection.close()
         self._connection = None
         self._unsent = b""
-
-
-def _legible(text: str) -> str:
-    """Text that is JSON's, whatever bytes the environment had."""
-    return text.encode("utf-8", "replace").decode()[:256]
 
 
 _links: dict[str, LeaseLink] = {}

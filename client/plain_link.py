@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kaas.client.process_identity import job_and_rank
+from kaas.client.process_identity import legible_job_and_rank
 from kaas.proto.errors import DaemonUnavailable, DeadlineExceeded, InternalError, error_from_record
 from kaas.proto.locations import lease_socket
 
@@ -50,15 +50,15 @@ def ask_plainly(
     """
     from kaas.proto.plain_request import MAX_LINE_BYTES, Given, Want
 
-    job, rank = job_and_rank()
+    job, rank = legible_job_and_rank()
     want = Want(
         spec=msgspec.Raw(spec_json),
         soc_name=soc_name or "",
         priority=priority,
         strict=strict,
         timeout_s=timeout,
-        job=_legible(job),
-        rank=_legible(rank),
+        job=job,
+        rank=rank,
     )
     line = msgspec.json.encode(want) + b"\n"
     if len(line) > MAX_LINE_BYTES or b"\n" in line[:-1]:
@@ -124,8 +124,3 @@ def _read_line(connection: RawSocket, deadline: float | None) -> bytes:
             raise ConnectionResetError(errno.ECONNRESET, "the daemon hung up")
         answer += part
     return answer
-
-
-def _legible(text: str) -> str:
-    """Text that is JSON's, whatever bytes the environment had."""
-    return text.encode("utf-8", "replace").decode()[:256]

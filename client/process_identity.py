@@ -13,5 +13,11 @@ def job_and_rank() -> tuple[str, str]:
     return _first(_JOB), _first(_RANK)
 
 
+def legible_job_and_rank() -> tuple[str, str]:
+    """The same as text that is JSON's, whatever bytes the environment had."""
+    job, rank = (text.encode("utf-8", "replace").decode()[:256] for text in job_and_rank())
+    return job, rank
+
+
 def _first(names: tuple[str, ...]) -> str:
     return next((os.environ[name] for name in names if os.environ.get(name)), "")

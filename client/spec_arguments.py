@@ -92,7 +92,7 @@ def _is_file(text: str) -> bool:
 def _record_in(name: str) -> Any:
     import sys
 
-    from kaas.client.manifest import load_yaml
+    from kaas.client.yaml_text import load_yaml
 
     try:
         text = sys.stdin.buffer.read().decode() if name == "-" else Path(name).read_text(encoding="utf-8")

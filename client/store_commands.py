@@ -12,6 +12,7 @@ import typer
 
 from kaas.client.daemon_link import DaemonLink
 from kaas.client.kernel_listing import age_text, flattened, size_text
+from kaas.client.paging import all_of
 from kaas.client.terminal import guarded, print_fields, print_json, print_table
 from kaas.proto.errors import InvalidRequest
 from kaas.proto.locations import default_socket
@@ -36,7 +37,6 @@ KeyFilter = Annotated[
     str, typer.Argument(help="Only this key, or keys that begin so.", show_default="all kernels")
 ]
 
-_PAGE = 500
 _UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _LIVENESS = {0: "unknown", 1: "alive", 2: "ended"}
 
@@ -65,7 +65,7 @@ def pin(
     if not reason.strip():
         raise InvalidRequest("a pin needs a reason", field="reason", legal="--reason TEXT")
     expires_s = seconds_of(expires)
-    reply = _link(socket).pin(*_wanted(keys, manifest), reason, expires_s)
+    reply = _link(socket).pin(*_wanted(keys, manifest, socket), reason, expires_s)
     made = [_plain(one) for one in reply.pins]
     if json:
         print_json(made)
@@ -76,7 +76,7 @@ def pin(
 
 def unpin(keys: Keys = None, manifest: Manifest = None, socket: Socket = None, json: Json = False) -> None:
     """Let go of pins, by key or by manifest."""
-    gone = _link(socket).unpin(*_wanted(keys, manifest))
+    gone = _link(socket).unpin(*_wanted(keys, manifest, socket))
     if json:
         print_json(gone)
     else:
@@ -85,14 +85,7 @@ def unpin(keys: Keys = None, manifest: Manifest = None, socket: Socket = None, j
 
 def pins(socket: Socket = None, json: Json = False) -> None:
     """List pins that hold: kernels that are never evicted."""
-    found: list[dict[str, Any]] = []
-    token, link = "", _link(socket)
-    while True:
-        page = link.list_pins(page_size=_PAGE, page_token=token)
-        found += map(_plain, page.pins)
-        token = page.next_page_token
-        if not token:
-            break
+    found, _ = all_of(_link(socket).list_pins, "pins", _plain)
     if json:
         print_json(found)
         return
@@ -113,14 +106,7 @@ def pins(socket: Socket = None, json: Json = False) -> None:
 
 def leases(key: KeyFilter = "", socket: Socket = None, json: Json = False) -> None:
     """List kernels that live processes of this node hold."""
-    found: list[dict[str, Any]] = []
-    token, link = "", _link(socket)
-    while True:
-        page = link.list_leases(key, page_size=_PAGE, page_token=token)
-        found += map(_plain, page.leases)
-        token = page.next_page_token
-        if not token:
-            break
+    found, _ = all_of(_link(socket).list_leases, "leases", _plain, key=key)
     if json:
         print_json(found)
         return
@@ -231,16 +217,21 @@ def seconds_of(span: str) -> float:
     return float(match.group(1)) * _UNITS_S[match.group(2)]
 
 
-def _wanted(keys: Sequence[str] | None, manifest: Path | None) -> tuple[list[str], list[tuple[bytes, str]]]:
+def _wanted(
+    keys: Sequence[str] | None, manifest: Path | None, socket: Path | None
+) -> tuple[list[str], list[tuple[bytes, str]]]:
     if bool(keys) == (manifest is not None):
         raise InvalidRequest(
             "which kernels is not clear", field="keys", legal="keys, or --manifest FILE, and not both"
         )
     if manifest is None:
         return list(keys or ()), []
-    from kaas.client.manifest import read_manifest
+    from kaas.client.manifest import on_toolchain, read_manifest
 
-    return [], [(entry.spec.canonical(), entry.soc_name) for entry in read_manifest(manifest)]
+    entries = read_manifest(manifest)
+    if any(entry.cann for entry in entries):
+        entries = on_toolchain(entries, _link(socket).environment().toolchain.cann_version)
+    return [], [(entry.spec.canonical(), entry.soc_name) for entry in entries]
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def page_text(family: Family) -> str:
     lines = [f"# {family.name}", "", f"{family.summary[0].upper()}{family.summary[1:]}.", ""]
     if family.page is not None:
         lines += [family.page.computes.strip(), ""]
-    lines += ["## Spec", "", *_spec_table(json_schema(family.spec_type)), ""]
+    lines += ["## Spec", "", *_spec_section(family.spec_type), ""]
     if family.page is not None:
         lines += [*_arguments(family, family.page), "", *_proof(family, family.page)]
     return "\n".join(lines).rstrip() + "\n"
@@ -37,7 +37,7 @@ def page_text(family: Family) -> str:
 def composite_text(composite: Composite) -> str:
     """The page of one composite: its kernels and the arguments that they share."""
     lines = [f"# {composite.name}", "", f"{composite.summary[0].upper()}{composite.summary[1:]}.", ""]
-    lines += [composite.computes.strip(), "", "## Spec", "", *_spec_table(json_schema(composite.spec_type))]
+    lines += [composite.computes.strip(), "", "## Spec", "", *_spec_section(composite.spec_type)]
     for spec in composite.examples:
         lines += ["", "## Kernels", "", f"`{_spec_text(spec)}` is, in this order:", ""]
         lines += ["| stage | kernel |", "|---|---|"]
@@ -60,6 +60,13 @@ def _shared_arguments(composite: Composite, spec: CompositeSpec) -> Iterator[str
         yield _row_of(name, role, first, composite.arguments[name])
 
 
+def _spec_section(spec_type: type[Spec]) -> Iterator[str]:
+    if spec_type.__module__.startswith("kaas."):
+        yield f"In Python `kaas.{spec_type.__name__}(...)`, with these fields:"
+        yield ""
+    yield from _spec_table(json_schema(spec_type))
+
+
 def _spec_table(schema: Mapping[str, Any]) -> Iterator[str]:
     yield "| field | legal values | default |"
     yield "|---|---|---|"
@@ -79,7 +86,7 @@ def _option(option: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     if "$ref" in option:
         nested = schema["$defs"][option["$ref"].rpartition("/")[2]]
         inner = (f"`{name}`: {_legal(field, schema)}" for name, field in nested["properties"].items())
-        return "an object of " + ", ".join(inner)
+        return f"an object (in Python a `{option['$ref'].rpartition('/')[2]}`) of " + ", ".join(inner)
     if "enum" in option:
         return ", ".join(f"`{json.dumps(value)}`" for value in option["enum"])
     kind = option.get("type")

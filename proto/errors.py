@@ -177,6 +177,25 @@ class TargetMismatch(KaasError):
     code = "target_mismatch"
 
 
+class BundleRefused(KaasError):
+    """A bundle is not one, or was altered; names the ``reason`` and the ``entry`` at fault."""
+
+    code = "bundle_refused"
+
+
+class SignatureRefused(KaasError):
+    """A foreign artifact's signature is missing, wrong or of nobody trusted; names ``reason`` and ``key``."""
+
+    code = "signature_refused"
+
+
+class RegistryFailed(KaasError):
+    """An OCI registry refused or failed a request; names ``registry`` and, if it answered, the ``status``."""
+
+    code = "registry_failed"
+    retryable = True
+
+
 class StrictMiss(KaasError):
     """Strict mode: the kernel is not in the store and compiling on request is not allowed."""
 

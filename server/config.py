@@ -55,6 +55,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ``memory_kernels_bytes`` of memory and served from there. ``audit_max_bytes`` bounds the audit log. Once
     every ``scrub_period_s`` each artifact is read again, at ``scrub_bytes_per_s``. 0 turns any of these off.
     A store on a network file system is refused unless ``allow_network_fs``.
+    ``trust_list`` is the file of public keys whose signatures on foreign artifacts count; with
+    ``require_signature`` one of them must have signed whatever this node did not compile itself.
     """
 
     socket: str = msgspec.field(default_factory=lambda: str(default_socket()))
@@ -88,6 +90,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     scrub_bytes_per_s: int = 8 << 20
     scrub_period_s: float = 7 * 86_400.0
     allow_network_fs: bool = False
+    trust_list: str = ""
+    require_signature: bool = False
     zygote_max_jobs: int = 500
     zygote_max_rss_bytes: int = 2 << 30
     shutdown_grace_s: float = 10.0
@@ -299,6 +303,10 @@ def _check_optional_path(value: str, config: Config) -> str | None:
     return _check_absolute(value, config) if value else None
 
 
+def _check_require_signature(value: bool, config: Config) -> str | None:
+    return None if not value or config.trust_list else "false, or true with a trust_list that says whose"
+
+
 def _check_budget(value: int, _: Config) -> str | None:
     if value == 0 or 64 << 20 <= value <= MAX_SIZE_BYTES:
         return None
@@ -355,6 +363,8 @@ _CHECKS: dict[str, Callable[[Any, Config], str | None]] = {
     "audit_max_bytes": _zero_or_between(1 << 20, 1 << 40),
     "scrub_bytes_per_s": _zero_or_between(1 << 10, 1 << 40),
     "scrub_period_s": _zero_or_between(1, 3_153_600_000),
+    "trust_list": _check_optional_path,
+    "require_signature": _check_require_signature,
     "zygote_max_jobs": _between(1, 1_000_000),
     "zygote_max_rss_bytes": _between(64 << 20, MAX_SIZE_BYTES),
     "shutdown_grace_s": _between(0.1, 600),

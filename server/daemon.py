@@ -23,6 +23,7 @@ from kaas.cache.environment_file import publish_environment, read_environment
 from kaas.cache.eviction import Eviction
 from kaas.cache.index import KernelIndex
 from kaas.cache.limits import StoreLimits
+from kaas.cache.signatures import SignaturePolicy
 from kaas.cache.store import Store
 from kaas.compiler.device_probe import detect_target
 from kaas.compiler.environment import describe_environment
@@ -39,6 +40,7 @@ from kaas.server.compile_costs import CompileCosts
 from kaas.server.config import Config, load_config, parse_address
 from kaas.server.control_group import memory_room
 from kaas.server.failure_kind import RetryPolicy
+from kaas.server.foreign_kernels import ForeignKernels
 from kaas.server.grpc_api import GrpcServer, KernelServicer
 from kaas.server.grpc_store import StoreServicer
 from kaas.server.holdings import Holdings
@@ -137,6 +139,7 @@ class Daemon:
         closing = self._closing
         # The commonest mistake, a second daemon, is told before anything expensive happens.
         listeners.refuse_live(Path(config.socket), field="socket")
+        policy = SignaturePolicy.read(config.trust_list, required=config.require_signature)
         log.info("configuration", extra=facts(**msgspec.structs.asdict(config)))
         self._store = Store.open(
             Path(config.store), _store_limits(config), allow_network_fs=config.allow_network_fs
@@ -213,7 +216,8 @@ class Daemon:
             period_s=config.scrub_period_s,
         )
         store = StoreService(service, self._store, self._catalog, self._keeper, self._scrubber)
-        await self._listen(service, jobs, failures, store)
+        foreign = ForeignKernels(self._store, self._catalog, policy)
+        await self._listen(service, jobs, failures, StoreServicer(store, foreign), store)
         closing.push_async_callback(scheduler.stop, config.shutdown_grace_s)
         closing.push_async_callback(jobs.stop)
         closing.push_async_callback(self._grpc.begin_stop)
@@ -244,10 +248,15 @@ class Daemon:
         }
 
     async def _listen(
-        self, service: KernelService, jobs: PrewarmJobs, failures: NegativeResults, store: StoreService
+        self,
+        service: KernelService,
+        jobs: PrewarmJobs,
+        failures: NegativeResults,
+        servicer: StoreServicer,
+        store: StoreService,
     ) -> None:
         config = self._config
-        self._grpc = GrpcServer(KernelServicer(service, self._catalog, jobs, failures), StoreServicer(store))
+        self._grpc = GrpcServer(KernelServicer(service, self._catalog, jobs, failures), servicer)
         self._grpc.bind_unix(Path(config.socket), self._access)
         self._closing.push_async_callback(self._grpc.stop, 1.0)
         if (tcp := parse_address(config.tcp_address)) is not None:

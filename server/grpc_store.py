@@ -9,6 +9,7 @@ import msgspec
 from kaas.cache.pins import Pin as StoredPin
 from kaas.proto.v1 import kernel_service_pb2 as pb
 from kaas.proto.v1 import kernel_service_pb2_grpc as pb_grpc
+from kaas.server.foreign_kernels import ForeignKernel, ForeignKernels
 from kaas.server.grpc_api import Context, guarded
 from kaas.server.lease_table import Lease
 from kaas.server.paging import page_of
@@ -28,8 +29,9 @@ _NO_UID = 0xFFFFFFFF
 class StoreServicer(pb_grpc.StoreServiceServicer):
     """Translates messages to calls and errors to statuses; decides nothing."""
 
-    def __init__(self, store: StoreService) -> None:
+    def __init__(self, store: StoreService, foreign: ForeignKernels) -> None:
         self._store = store
+        self._foreign = foreign
 
     async def ListLeases(self, request: pb.ListLeasesRequest, context: Context) -> pb.ListLeasesResponse:
         """One page of live processes' kernels."""
@@ -121,6 +123,21 @@ class StoreServicer(pb_grpc.StoreServiceServicer):
 
         async def answer() -> pb.ScrubResponse:
             return pb.ScrubResponse(**msgspec.structs.asdict(self._store.scrub(request.start)))
+
+        return await guarded(answer, context)
+
+    async def ImportKernels(
+        self, request: pb.ImportKernelsRequest, context: Context
+    ) -> pb.ImportKernelsResponse:
+        """Publish artifacts of another node."""
+
+        async def answer() -> pb.ImportKernelsResponse:
+            kernels = [
+                ForeignKernel(key=one.key, sha256=one.sha256, signatures=one.signatures, file=one.file)
+                for one in request.kernels
+            ]
+            added, present = await self._foreign.publish(kernels)
+            return pb.ImportKernelsResponse(added=added, present=present)
 
         return await guarded(answer, context)
 

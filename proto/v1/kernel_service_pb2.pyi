@@ -577,3 +577,29 @@ class ScrubResponse(_message.Message):
     damaged_keys: _containers.RepeatedScalarFieldContainer[str]
     finished_unix: float
     def __init__(self, passes: _Optional[int] = ..., running: _Optional[bool] = ..., asked_for: _Optional[int] = ..., checked: _Optional[int] = ..., checked_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., damaged_keys: _Optional[_Iterable[str]] = ..., finished_unix: _Optional[float] = ...) -> None: ...
+
+class ForeignKernel(_message.Message):
+    __slots__ = ("key", "sha256", "signatures", "file")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    sha256: str
+    signatures: str
+    file: str
+    def __init__(self, key: _Optional[str] = ..., sha256: _Optional[str] = ..., signatures: _Optional[str] = ..., file: _Optional[str] = ...) -> None: ...
+
+class ImportKernelsRequest(_message.Message):
+    __slots__ = ("kernels",)
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    kernels: _containers.RepeatedCompositeFieldContainer[ForeignKernel]
+    def __init__(self, kernels: _Optional[_Iterable[_Union[ForeignKernel, _Mapping]]] = ...) -> None: ...
+
+class ImportKernelsResponse(_message.Message):
+    __slots__ = ("added", "present")
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    added: int
+    present: int
+    def __init__(self, added: _Optional[int] = ..., present: _Optional[int] = ...) -> None: ...

@@ -505,6 +505,11 @@ class StoreServiceStub:
                 request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubRequest.SerializeToString,
                 response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubResponse.FromString,
                 _registered_method=True)
+        self.ImportKernels = channel.unary_unary(
+                '/kaas.v1.StoreService/ImportKernels',
+                request_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ImportKernelsRequest.SerializeToString,
+                response_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ImportKernelsResponse.FromString,
+                _registered_method=True)
 
 
 class StoreServiceServicer:
@@ -574,6 +579,13 @@ class StoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ImportKernels(self, request, context):
+        """Publish artifacts that whoever may write to the store has laid into its staging directory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -621,6 +633,11 @@ def add_StoreServiceServicer_to_server(servicer, server):
                     servicer.Scrub,
                     request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubRequest.FromString,
                     response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubResponse.SerializeToString,
+            ),
+            'ImportKernels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportKernels,
+                    request_deserializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ImportKernelsRequest.FromString,
+                    response_serializer=kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ImportKernelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -867,6 +884,33 @@ class StoreService:
             '/kaas.v1.StoreService/Scrub',
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubRequest.SerializeToString,
             kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ScrubResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportKernels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaas.v1.StoreService/ImportKernels',
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ImportKernelsRequest.SerializeToString,
+            kaas_dot_proto_dot_v1_dot_kernel__service__pb2.ImportKernelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

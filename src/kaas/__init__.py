@@ -129,6 +129,7 @@ if TYPE_CHECKING:
     from kaas.kernel_library.spec import KernelSpec as KernelSpec
     from kaas.kernel_library.vector.row_plan import RowTile as RowTile
     from kaas.proto.errors import ArtifactDamaged as ArtifactDamaged
+    from kaas.proto.errors import BundleRefused as BundleRefused
     from kaas.proto.errors import CompileFailed as CompileFailed
     from kaas.proto.errors import CompileOutOfMemory as CompileOutOfMemory
     from kaas.proto.errors import CompileTimeout as CompileTimeout
@@ -147,7 +148,9 @@ if TYPE_CHECKING:
     from kaas.proto.errors import KernelNotFound as KernelNotFound
     from kaas.proto.errors import Overloaded as Overloaded
     from kaas.proto.errors import PermissionDenied as PermissionDenied
+    from kaas.proto.errors import RegistryFailed as RegistryFailed
     from kaas.proto.errors import ShuttingDown as ShuttingDown
+    from kaas.proto.errors import SignatureRefused as SignatureRefused
     from kaas.proto.errors import StoreFull as StoreFull
     from kaas.proto.errors import StoreUnavailable as StoreUnavailable
     from kaas.proto.errors import StrictMiss as StrictMiss
@@ -249,6 +252,7 @@ _MODULES = {
 }
 _ERRORS = (
     "ArtifactDamaged",
+    "BundleRefused",
     "CompileFailed",
     "CompileOutOfMemory",
     "CompileTimeout",
@@ -267,7 +271,9 @@ _ERRORS = (
     "KernelNotFound",
     "Overloaded",
     "PermissionDenied",
+    "RegistryFailed",
     "ShuttingDown",
+    "SignatureRefused",
     "StoreFull",
     "StoreUnavailable",
     "StrictMiss",
@@ -307,6 +313,7 @@ __all__ = [
     "AuxFiSpec",
     "BatchedGemmSpec",
     "BlockScaledGemmSpec",
+    "BundleRefused",
     "CastAndBackSpec",
     "CastBackSpec",
     "CastSpec",
@@ -389,6 +396,7 @@ __all__ = [
     "PermissionDenied",
     "RandnSpec",
     "ReduceFusedSpec",
+    "RegistryFailed",
     "RmsNormBackwardSpec",
     "RmsNormSpec",
     "RopeSpec",
@@ -397,6 +405,7 @@ __all__ = [
     "ScaleTransposeSpec",
     "SelectTile",
     "ShuttingDown",
+    "SignatureRefused",
     "SparseAttentionSpec",
     "StoreFull",
     "StoreUnavailable",

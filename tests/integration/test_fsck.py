@@ -256,3 +256,24 @@ def test_the_index_is_only_read_by_doctor(node: Node) -> None:
     files = {path.name: path.read_bytes() for path in node.layout.index.iterdir()}
     assert node.diagnosis("artifacts") == ("ok", "4 stored, 4 indexed", "")
     assert {path.name: path.read_bytes() for path in node.layout.index.iterdir()} == files
+
+
+def test_a_directory_that_is_no_store_is_left_alone(node: Node, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "staging").mkdir(parents=True)
+    precious = other / "staging" / "precious"
+    precious.write_text("mine")
+    other.chmod(0o1777)
+    for words in ((), ("--dry-run",)):
+        run = node.run("fsck", "--store", str(other), *words)
+        assert run.returncode == 6
+        assert "is no store" in run.stderr
+    assert precious.read_text() == "mine"
+    assert other.stat().st_mode & 0o7777 == 0o1777
+    assert sorted(path.name for path in other.iterdir()) == ["staging"]
+
+
+def test_an_online_check_cannot_be_dry(node: Node) -> None:
+    run = node.run("fsck", "--online", "--dry-run")
+    assert run.returncode == 2
+    assert "never dry" in run.stderr

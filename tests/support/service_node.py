@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from support import client_store
 
 from kaas.cache.artifact import encode_artifact
 from kaas.cache.environment_file import publish_environment
@@ -14,11 +15,9 @@ from kaas.cache.index import KernelIndex
 from kaas.cache.store import Store
 from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
 from kaas.kernel_library.registry import families, family_digest
-from kaas.kernel_library.targets import target_named
 from kaas.proto.environment import Environment, Locality
 from kaas.proto.launch import LaunchMetadata
 from kaas.proto.passport import SCHEMA_VERSION
-from kaas.proto.toolchain import Toolchain
 from kaas.server.catalog import Catalog
 from kaas.server.compile_costs import CompileCosts
 from kaas.server.kernel_request import Kernel, Question
@@ -30,25 +29,14 @@ SPEC: dict[str, Any] = {"family": "gemm", "n": 4096, "k": 512}
 
 
 def environment(**changes: Any) -> Environment:
-    plain = Environment(
+    """A client's node, with all families and a toolchain of its own."""
+    client = client_store.environment()
+    plain = msgspec.structs.replace(
+        client,
         schema_version=SCHEMA_VERSION,
-        generation=1,
-        kaas_version="0.1.0",
-        target=target_named("Ascend950PR_9579"),
-        target_source="configured",
-        toolchain=Toolchain(
-            kind="twin",
-            cann_version="9.0.0",
-            compiler_version="twin",
-            bisheng_digest="1" * 64,
-            linker_digest="2" * 64,
-            headers_digest="3" * 64,
-            host_arch="x86_64",
+        toolchain=msgspec.structs.replace(
+            client.toolchain, cann_version="9.0.0", compiler_version="twin", host_arch="x86_64"
         ),
-        tilelang_version="0.1.15",
-        tilelang_native_digest="4" * 64,
-        templates_digest="5" * 64,
-        lowering_digest="6" * 64,
         family_digests={name: family_digest(family) for name, family in families().items()},
         options=("-O2", "--flag"),
         locality=Locality(acl_library="/twin/libascendcl.so", toolkit_home="/twin", socket="/s"),
