@@ -8,8 +8,6 @@ session, and leaves no process and no file behind.
 from __future__ import annotations
 
 import contextlib
-import gc
-import mmap
 import os
 import resource
 import select
@@ -18,7 +16,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -27,30 +25,9 @@ from kaas.compiler.guarded_process import LEAST_POLL_S, MemoryGauge
 from kaas.compiler.job import CompileJob
 from kaas.compiler.loaded_generator import LoadedGenerator
 from kaas.compiler.process_tree import become_subreaper, descendants, end_descendants, held_bytes, set_name
-from kaas.compiler.urgency import be_gentle, hurry, may_be_hurried, own_niceness
-from kaas.compiler.worker import Order, log_tail, run_worker
-
-SPARE_READY = b"ready"
-
-_STAGE_BYTES = 64
-_PATH_BYTES = 4096
+from kaas.compiler.worker_process import FreshWorker, RehearsedWorker, WorkerProcess
 
 Outcome = Literal["finished", "crashed", "timeout", "memory", "abandoned"]
-
-
-class StageBoard:
-    """One short text that the worker writes and the supervisor reads, also after a crash."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _STAGE_BYTES)
-
-    def set(self, stage: str) -> None:
-        """Show ``stage``."""
-        self._memory[:] = stage.encode()[: _STAGE_BYTES - 1].ljust(_STAGE_BYTES, b"\0")
-
-    def get(self) -> str:
-        """What is shown."""
-        return self._memory[:].rstrip(b"\0").decode(errors="replace")
 
 
 def supervise(connection: socket.socket, folder: Path, loaded: LoadedGenerator) -> None:
@@ -65,23 +42,22 @@ def stand_by(channel: socket.socket, loaded: LoadedGenerator, rehearse: Callable
     The job comes as the path of its folder, with its connection attached. Ends when ``channel`` does.
     """
     _begin()
-    set_name("kaas-spare")
-    spare = RehearsedWorker(channel, loaded, rehearse)
-    try:
-        if not spare.wait_until_rehearsed():
-            return
-        channel.send(SPARE_READY)
-        given = spare.wait_for_job(channel)
-    except (BrokenPipeError, ConnectionResetError):
-        return  # the zygote ends, or wants no spare any more
-    finally:
-        if spare.is_idle:
-            end_descendants()
-    if given is not None:
-        folder, connection = given
-        channel.close()
-        with connection:
-            _see_through(connection, folder, spare)
+    set_name("kaas-rehearsal")
+    worker = RehearsedWorker(loaded, channel, rehearse)
+    given = None
+    # A broken channel: the zygote ends, or wants nobody to stand by any more.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        if worker.wait_until_rehearsed():
+            channel.send(b"stands by")
+            set_name("kaas-standby")
+            given = worker.wait_for_job()
+    if given is None:
+        end_descendants()
+        return
+    folder, connection = given
+    channel.close()
+    with connection:
+        _see_through(connection, folder, worker)
 
 
 def _begin() -> None:
@@ -90,7 +66,7 @@ def _begin() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _see_through(connection: socket.socket, folder: Path, worker: FreshWorker | RehearsedWorker) -> None:
+def _see_through(connection: socket.socket, folder: Path, worker: WorkerProcess) -> None:
     set_name("kaas-supervisor")
     request = receive_frame(connection)
     if request is None:
@@ -114,119 +90,6 @@ def _see_through(connection: socket.socket, folder: Path, worker: FreshWorker | 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Worker:
-    """What a worker shares with its supervisor."""
-
-    def __init__(self, loaded: LoadedGenerator) -> None:
-        self.stage = StageBoard()
-        self.result_fd = os.memfd_create("kaas-result", os.MFD_CLOEXEC)
-        self.log_fd = os.memfd_create("kaas-log", os.MFD_CLOEXEC)
-        self.pid = 0
-        self.born_with = 0
-        self.rehearsed_cpu_s = 0.0
-        self._loaded = loaded
-        self._settled, self._settled_fd = os.pipe2(os.O_CLOEXEC)
-
-    def _fork(self, take_order: Callable[[], Order | None], *, close: Sequence[socket.socket]) -> None:
-        supervisor = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            for connection in close:
-                connection.close()
-            os.close(self._settled)
-            run_worker(
-                take_order,
-                self._loaded,
-                supervisor=supervisor,
-                result_fd=self.result_fd,
-                log_fd=self.log_fd,
-                set_stage=self.stage.set,
-                settled_fd=self._settled_fd,
-            )
-        os.close(self._settled_fd)
-
-    def _wait_until_settled(self) -> None:
-        os.read(self._settled, 1)
-        os.close(self._settled)
-
-
-class FreshWorker(_Worker):
-    """Forked when there is a job."""
-
-    def __init__(self, loaded: LoadedGenerator, connection: socket.socket) -> None:
-        super().__init__(loaded)
-        self._connection = connection
-
-    def start(self, job: CompileJob, workdir: Path) -> None:
-        """Begin the job; afterwards the worker has its session and its urgency."""
-        self.born_with = held_bytes(os.getpid())
-        self._fork(lambda: (job, workdir), close=[self._connection])
-        self._wait_until_settled()
-
-
-class RehearsedWorker(_Worker):
-    """Forked ahead of its job, which it can begin at once: the pages that lowering writes to are its own
-    already, where a fresh worker copies each of them from the zygote when it comes to it."""
-
-    def __init__(self, channel: socket.socket, loaded: LoadedGenerator, rehearse: Callable[[], None]) -> None:
-        super().__init__(loaded)
-        self._rehearse = rehearse
-        self._orders, theirs = socket.socketpair()
-        self._theirs = theirs
-        self._fork(self._take_order, close=[channel, self._orders])
-        theirs.close()
-        self.is_idle = True
-
-    def wait_until_rehearsed(self) -> bool:
-        """``False`` when the worker ended instead."""
-        rehearsed = receive_frame(self._orders)
-        if rehearsed is None:
-            return False
-        self.rehearsed_cpu_s = decode(rehearsed, float)
-        return True
-
-    def wait_for_job(self, channel: socket.socket) -> tuple[Path, socket.socket] | None:
-        """A job's folder and connection; ``None`` when there will be none, or the worker is gone."""
-        worker_fd = os.pidfd_open(self.pid)
-        poller = select.poll()
-        poller.register(worker_fd, select.POLLIN)
-        poller.register(channel, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll()}
-        os.close(worker_fd)
-        if channel.fileno() not in ready:
-            return None
-        data, fds, _, _ = socket.recv_fds(channel, _PATH_BYTES, 1)
-        if not data or not fds:
-            return None
-        self.is_idle = False
-        return Path(os.fsdecode(data)), socket.socket(fileno=fds[0])
-
-    def start(self, job: CompileJob, workdir: Path) -> None:
-        """Begin the job; afterwards the worker has its urgency."""
-        self.born_with = held_bytes(self.pid)
-        with contextlib.suppress(OSError), self._orders:  # a worker that is gone is seen by who waits for it
-            send_frame(self._orders, (job, os.fspath(workdir)))
-        self._wait_until_settled()
-
-    def _take_order(self) -> Order | None:
-        """In the worker: rehearse behind everybody else, then wait for the job."""
-        niceness = own_niceness()
-        if may_be_hurried():
-            be_gentle()
-        self._rehearse()
-        hurry(os.getpid(), niceness)
-        os.ftruncate(self.log_fd, 0)
-        os.lseek(self.log_fd, 0, os.SEEK_SET)
-        gc.freeze()
-        with self._theirs as orders:
-            send_frame(orders, time.process_time())
-            order = receive_frame(orders)
-        if order is None:
-            return None
-        job, workdir = decode(order, tuple[CompileJob, str])
-        return job, Path(workdir)
-
-
 class _Watch:
     """One worker under watch."""
 
@@ -235,7 +98,7 @@ class _Watch:
         connection: socket.socket,
         job: CompileJob,
         workdir: Path,
-        worker: FreshWorker | RehearsedWorker,
+        worker: WorkerProcess,
     ) -> None:
         self._connection = connection
         self._job = job
@@ -250,7 +113,7 @@ class _Watch:
         worker.start(self._job, self._workdir)
         send_frame(self._connection, WorkerStarted(pid=worker.pid))  # from here on it may be hurried
         outcome, status = self._wait(started + self._job.limits.wall_s)
-        stage, log = worker.stage.get(), log_tail(worker.log_fd)
+        stage, log = worker.stage, worker.log
         end_descendants()
         shutil.rmtree(self._workdir, ignore_errors=True)
         if outcome == "abandoned":
@@ -263,7 +126,7 @@ class _Watch:
             stage=stage,
             status=status,
             log_tail=log if outcome != "finished" else "",
-            result=self._read_result() if outcome == "finished" else b"",
+            result=worker.result if outcome == "finished" else b"",
             wall_seconds=time.monotonic() - started,
             cpu_seconds=max(0.0, usage.ru_utime + usage.ru_stime - worker.rehearsed_cpu_s),
             peak_bytes=self._gauge.peak_bytes,
@@ -298,12 +161,3 @@ class _Watch:
     def _held(self) -> int:
         """Bytes that the job holds beyond the copy of the zygote that it was born with."""
         return sum(map(held_bytes, descendants(os.getpid()))) - self._worker.born_with
-
-    def _read_result(self) -> bytes:
-        size = os.fstat(self._worker.result_fd).st_size
-        parts = []
-        at = 0
-        while at < size and (part := os.pread(self._worker.result_fd, size - at, at)):
-            parts.append(part)
-            at += len(part)
-        return b"".join(parts)

@@ -19,7 +19,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kaas.compiler.frames import (
@@ -42,6 +41,7 @@ from kaas.compiler.process_tree import (
     resident_bytes,
     set_name,
 )
+from kaas.compiler.standby import Standby
 from kaas.compiler.toolkit import read_toolkit
 from kaas.proto.errors import KaasError, ToolchainMissing
 
@@ -50,22 +50,8 @@ WARM_UP_SOC = "Ascend950PR_9579"
 WARM_UPS = 4
 """So often are the interpreter's and TVM's hot paths walked before they are as fast as they get: a fifth."""
 
-SPARE_AFTER_S = 0.2
-"""How long nothing is compiled before a worker is forked and rehearses ahead of the next job."""
-
 _MESSAGE_BYTES = 1 << 16
-_SPARES_LOST_MOST = 3
 _FAREWELL_S = 3.0
-
-
-@dataclass(kw_only=True)
-class _Spare:
-    """A supervisor with a worker that stand by. It inherited the digests of ``toolkits``."""
-
-    pid: int
-    channel: socket.socket
-    toolkits: frozenset[str]
-    is_ready: bool = False
 
 
 class Zygote:
@@ -76,9 +62,8 @@ class Zygote:
         self._work_root = work_root
         self._loaded = loaded
         self._job_of: dict[int, int] = {}  # supervisor's pid -> job
-        self._toolkits_seen: set[str] = set()
-        self._spare: _Spare | None = None
-        self._spares_lost = 0
+        self._poller = select.poll()
+        self._standby = Standby(self._poller, self._fork_standby)
         self._draining = False
         self._orphaned = False
 
@@ -88,23 +73,21 @@ class Zygote:
         self._wake = (wake_read, wake_write)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(wake_write)
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        poller.register(wake_read, select.POLLIN)
-        self._poller = poller
+        self._poller.register(self._control, select.POLLIN)
+        self._poller.register(wake_read, select.POLLIN)
         while not (self._orphaned or (self._draining and not self._job_of)):
-            ready = {fd for fd, _ in poller.poll(1000 * SPARE_AFTER_S if self._wants_spare() else None)}
-            if not ready:
-                self._start_spare()
-            if self._spare is not None and self._spare.channel.fileno() in ready:
-                self._hear_spare(self._spare)
+            self._standby.set_idle(not self._job_of and not self._draining)
+            wait_s = self._standby.wait_s
+            ready = {fd for fd, _ in self._poller.poll(None if wait_s is None else 1000 * wait_s)}
             if wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 1 << 16)
+            self._standby.hear(ready)
             if self._control.fileno() in ready:
                 self._obey()
             self._reap()
-        self._dismiss_spare()
+            self._standby.act()
+        self._standby.dismiss()
         if self._orphaned:
             self._say_farewell()
 
@@ -123,11 +106,12 @@ class Zygote:
                     end_tree(pid)
         elif isinstance(command, Drain):
             self._draining = True
+            self._standby.dismiss()
 
     def _start(self, command: StartJob, connection: socket.socket) -> None:
         self._look_at_toolkit(command)
         folder = self._work_root / f"job-{command.job_id}"
-        pid = self._give_to_spare(command, folder, connection)
+        pid = self._standby.give(command.toolkit_home, folder, connection)
         if pid is None:
             from kaas.compiler.supervisor import supervise
 
@@ -153,8 +137,7 @@ class Zygote:
             for fd in self._wake:
                 os.close(fd)
             self._control.close()
-            if self._spare is not None:
-                self._spare.channel.close()
+            self._standby.close_in_child()
             run()
             status = 0
         except BaseException:
@@ -162,70 +145,21 @@ class Zygote:
         finally:
             os._exit(status)
 
-    def _wants_spare(self) -> bool:
-        """Not while anything is compiled: whoever waits has a use for the processor now. And not before the
-        toolkit was looked at, which a spare inherits."""
-        is_idle = self._spare is None and not self._job_of and not self._draining
-        return is_idle and bool(self._toolkits_seen) and self._spares_lost < _SPARES_LOST_MOST
-
-    def _start_spare(self) -> None:
+    def _fork_standby(self, ours: socket.socket, theirs: socket.socket) -> int | None:
         from kaas.compiler.supervisor import stand_by
 
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-
-            def run() -> None:
-                ours.close()
-                stand_by(theirs, self._loaded, rehearse)
-
-            pid = self._fork(run)
-        if pid is None:
-            self._spares_lost += 1
+        def run() -> None:
             ours.close()
-            return
-        self._spare = _Spare(pid=pid, channel=ours, toolkits=frozenset(self._toolkits_seen))
-        self._poller.register(ours, select.POLLIN)
+            stand_by(theirs, self._loaded, rehearse)
 
-    def _hear_spare(self, spare: _Spare) -> None:
-        if spare.channel.recv(_MESSAGE_BYTES):
-            spare.is_ready = True
-        else:
-            self._forget_spare()
-            self._spares_lost += 1
-
-    def _give_to_spare(self, command: StartJob, folder: Path, connection: socket.socket) -> int | None:
-        """The spare supervisor's pid if it has taken the job."""
-        spare = self._spare
-        if spare is None or not spare.is_ready or command.toolkit_home not in spare.toolkits:
-            return None
-        try:
-            socket.send_fds(spare.channel, [os.fsencode(folder)], [connection.fileno()])
-        except OSError:
-            return None
-        finally:
-            self._forget_spare()
-        self._spares_lost = 0
-        return spare.pid
-
-    def _forget_spare(self) -> None:
-        """Without its channel it ends, unless it has a job."""
-        if self._spare is not None:
-            self._poller.unregister(self._spare.channel)
-            self._spare.channel.close()
-            self._spare = None
-
-    def _dismiss_spare(self) -> None:
-        spare = self._spare
-        self._forget_spare()
-        if spare is not None:
-            end_tree(spare.pid)
+        return self._fork(run)
 
     def _look_at_toolkit(self, command: StartJob) -> None:
         """Hash a toolkit once, here, so that every worker inherits the digests and only checks the files'
         state."""
-        if command.toolchain is None or command.toolkit_home in self._toolkits_seen:
+        if command.toolchain is None or self._standby.knows(command.toolkit_home):
             return
-        self._toolkits_seen.add(command.toolkit_home)
+        self._standby.learn(command.toolkit_home)
         with contextlib.suppress(KaasError):  # the worker reports what is wrong
             read_toolkit(
                 Path(command.toolkit_home),
@@ -252,7 +186,7 @@ class Zygote:
     def _end_orphans(self) -> None:
         """What a killed supervisor left behind has become ours."""
         for pid in children_of(os.getpid()):
-            if pid not in self._job_of and (self._spare is None or pid != self._spare.pid):
+            if pid not in self._job_of and pid != self._standby.pid:
                 end_tree(pid)
 
     def _report(self, report: Report) -> None:
