@@ -56,10 +56,9 @@ def children_of(pid: int) -> list[int]:
     if not _HAS_CHILDREN_FILES:
         return [child for child, parent in _parents().items() if parent == pid]
     found: list[int] = []
-    with contextlib.suppress(OSError):
-        with os.scandir(f"/proc/{pid}/task") as tasks:
-            for task in tasks:
-                found += map(int, _text(f"{task.path}/children").split())
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as tasks:
+        for task in tasks:
+            found += map(int, _text(f"{task.path}/children").split())
     return found
 
 

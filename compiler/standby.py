@@ -31,11 +31,10 @@ ForkStandby = Callable[[socket.socket, socket.socket], int | None]
 
 @dataclass(kw_only=True)
 class _Process:
-    """A supervisor with a worker that stand by. It inherited the digests of ``toolkits``."""
+    """A supervisor with a worker that stand by."""
 
     pid: int
     channel: socket.socket
-    toolkits: frozenset[str]
     is_ready: bool = False
 
 
@@ -64,7 +63,9 @@ class Standby:
         return toolkit_home in self._toolkits
 
     def learn(self, toolkit_home: str) -> None:
-        """This process has that toolkit's digests, so that whoever is forked from now on inherits them."""
+        """This process has that toolkit's digests: whoever is forked from now on inherits them, and whoever was
+        forked before is of no use for it."""
+        self.dismiss()
         self._toolkits.add(toolkit_home)
 
     def set_idle(self, is_idle: bool) -> None:
@@ -108,7 +109,7 @@ class Standby:
     def give(self, toolkit_home: str, folder: Path, connection: socket.socket) -> int | None:
         """Hand over a job; the pid of its supervisor, ``None`` when nobody can take it."""
         process = self._process
-        if process is None or not process.is_ready or toolkit_home not in process.toolkits:
+        if process is None or not process.is_ready or toolkit_home not in self._toolkits:
             return None
         try:
             socket.send_fds(process.channel, [os.fsencode(folder)], [connection.fileno()])
@@ -147,7 +148,7 @@ class Standby:
             self._lost += 1
             ours.close()
             return
-        self._process = _Process(pid=pid, channel=ours, toolkits=frozenset(self._toolkits))
+        self._process = _Process(pid=pid, channel=ours)
         self._poller.register(ours, select.POLLIN)
 
     def _forget(self) -> None:

@@ -24,9 +24,9 @@ def toolkit(tmp_path: Path) -> FakeToolkit:
     return FakeToolkit(tmp_path / "cann")
 
 
-@pytest.fixture
-def runner(tmp_path: Path) -> Iterator[PoolRunner]:
-    with running_pool(tmp_path) as running:
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolRunner]:
+    with running_pool(tmp_path_factory.mktemp("pool")) as running:
         yield running
 
 
@@ -47,10 +47,6 @@ def wait_for_standby(runner: PoolRunner) -> tuple[int, int]:
     (supervisor,) = standing_by(zygote)
     (worker,) = children_of(supervisor)
     return supervisor, worker
-
-
-def test_nobody_stands_by_before_the_first_compile(runner):
-    assert descendants(runner.pool.zygote_pid) == []
 
 
 def test_the_next_compile_runs_on_the_worker_that_stands_by_and_gives_the_same(runner, toolkit):
@@ -98,17 +94,24 @@ def test_a_worker_that_is_lost_while_it_stands_by_costs_nobody_a_compile(runner,
     assert runner.compile(wanted).image == first.image
 
 
-@pytest.mark.parametrize("end", ["close", "kill"])
-def test_it_ends_with_the_zygote(tmp_path, toolkit, end):
+def test_it_ends_with_its_zygote_even_if_that_is_killed(runner, toolkit):
+    runner.compile(job(toolkit.home, toolchain=toolkit.read().identity))
+    both = wait_for_standby(runner)
+
+    os.kill(runner.pool.zygote_pid, signal.SIGKILL)
+
+    until(lambda: not any(map(is_alive, both)), what="the end of both")
+
+
+def test_nobody_stands_by_before_the_first_compile_or_after_the_last(tmp_path, toolkit):
     with running_pool(tmp_path) as runner:
+        assert descendants(runner.pool.zygote_pid) == []
         runner.compile(job(toolkit.home, toolchain=toolkit.read().identity))
         both = wait_for_standby(runner)
-        if end == "close":
-            runner.run(runner.pool.close())
-            assert not any(map(is_alive, both))
-        else:
-            os.kill(runner.pool.zygote_pid, signal.SIGKILL)
-            until(lambda: not any(map(is_alive, both)), what="the end of both")
+
+        runner.run(runner.pool.close())
+
+        assert not any(map(is_alive, both))
 
 
 class Clock:
