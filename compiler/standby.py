@@ -63,7 +63,7 @@ class Standby:
         return toolkit_home in self._toolkits
 
     def learn(self, toolkit_home: str) -> None:
-        """This process has that toolkit's digests: whoever is forked from now on inherits them, and whoever was
+        """This process has that toolkit's digests: whoever is forked from now on inherits them, whoever was
         forked before is of no use for it."""
         self.dismiss()
         self._toolkits.add(toolkit_home)
