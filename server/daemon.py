@@ -184,7 +184,9 @@ class Daemon:
             self._store, memory_bytes=config.memory_kernels_bytes, audit_bytes=config.audit_max_bytes
         )
         closing.push_async_callback(holdings.audit.flush)
-        self._catalog = Catalog(self.environment, self._store, index, scheduler, failures, holdings)
+        self._catalog = Catalog(
+            self.environment, self._store, index, scheduler, failures, holdings, index_is_whole=False
+        )
         eviction = Eviction(self._store, index, self._store.limits, holdings.protects)
         self._keeper = StoreKeeper(self._store, self._catalog, holdings, eviction)
         closing.push_async_callback(self._catalog.close)
