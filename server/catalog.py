@@ -39,7 +39,7 @@ COMPARED = 40
 """How many cached kernels, those with the likest specs, are compared field by field for an explanation."""
 
 INDEX_PATIENCE_S = 5.0
-"""How long a list waits for an index that fills up; with a lost one that can take minutes, and it is short."""
+"""How long a list waits for an index that fills up; a lost one may take minutes, and the list is short."""
 
 T = TypeVar("T")
 
