@@ -26,6 +26,7 @@ BENCHMARKS = (
     "prewarm",
     "readers",
     "store_scale",
+    "full_store",
     "idle_daemon",
     "twin_header",
     "lowering",

@@ -90,6 +90,13 @@ over that of one, over the number of cores. A hit takes no lock, which `/proc/lo
 50 through each daemon. A hit computes a path and opens it, so that its floor is the file system's look-up; a
 list comes from an index in the daemon's memory.""",
     ),
+    "full_store": (
+        "A full store (rows 9a and 9b)",
+        """A daemon is started on 100,000 kernels of which half are above its limit, in turns with one on an empty store:
+until it listens, until a client has its first hit, until the compile workers are warm. It evicts behind its
+answers; what it evicted is stored again before the next start. Memory is the daemon's resident set with all
+kernels indexed, before the first of 100,000 requests and at each tenth of them.""",
+    ),
     "idle_daemon": (
         "An idle daemon (row 10)",
         """The daemon's own resident memory, CPU of the daemon and its zygote over a minute in which nobody asks, and the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kaas import GemmSpec
@@ -34,14 +34,30 @@ def fill(store: Path, count: int, file_bytes: int, first: int = 0) -> Iterator[P
 
     The daemon must have published its environment there; it takes them into its index when it starts.
     """
+    write = _writer(store, file_bytes)
+    for number in range(first, first + count):
+        yield write(number, False)
+
+
+def fill_up(store: Path, count: int, file_bytes: int) -> None:
+    """Write those of the first ``count`` kernels that are not there (any more)."""
+    write = _writer(store, file_bytes)
+    for number in range(count):
+        write(number, True)
+
+
+def _writer(store: Path, file_bytes: int) -> Callable[[int, bool], Path]:
     environment = read_environment(store)
     if environment is None:
         raise RuntimeError(f"{store} holds no environment")
     layout = StoreLayout(store)
     pattern = bytes(range(256)) * (file_bytes // 256 + 1)
-    for number in range(first, first + count):
+
+    def write(number: int, only_if_absent: bool) -> Path:
         passport = environment.passport(spec_number(number).to_record())
         path = layout.artifact_path(passport.key())
+        if only_if_absent and path.exists():
+            return path
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         created = time.time() - 86_400
         content = encode_artifact(
@@ -57,4 +73,6 @@ def fill(store: Path, count: int, file_bytes: int, first: int = 0) -> Iterator[P
         path.write_bytes(content)
         path.chmod(0o444)
         mark_verified(path, created)
-        yield path
+        return path
+
+    return write

@@ -124,8 +124,10 @@ def running_node(
         environ = child_environment(
             KAAS_SOCKET=str(directory / "kaas.sock"),
             KAAS_STORE=str(directory / "store"),
-            KAAS_REST_ADDRESS="off",
-            **{f"KAAS_{field.upper()}": value for field, value in {"soc_name": SOC, **settings}.items()},
+            **{
+                f"KAAS_{field.upper()}": value
+                for field, value in {"soc_name": SOC, "rest_address": "off", **settings}.items()
+            },
         )
         began = time.monotonic()
         with (directory / "daemon.log").open("wb") as sink:

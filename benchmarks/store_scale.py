@@ -40,7 +40,7 @@ def measure(effort: Effort) -> Outcome:
             nodes[size] = closing.enter_context(
                 running_node(directory, core=DAEMON_CORE, store_soft_bytes="0", store_soft_files="0")
             )
-        _wait_until_indexed(nodes["large"], large)
+        wait_until_indexed(nodes["large"], large)
         order = {
             "stores": {size: [str(node.store), str(node.socket)] for size, node in nodes.items()},
             "counts": {"small": SMALL, "large": large},
@@ -75,7 +75,8 @@ def measure(effort: Effort) -> Outcome:
     return Outcome(rows=[row], series=series)
 
 
-def _wait_until_indexed(node: Node, count: int) -> None:
+def wait_until_indexed(node: Node, count: int) -> None:
+    """Return when a running daemon lists so many kernels and is done with its start."""
     from kaas.client.daemon_link import DaemonLink
 
     link = DaemonLink(node.socket)

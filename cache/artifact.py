@@ -28,12 +28,12 @@ import math
 import os
 import stat
 import struct
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from kaas.cache.held_file import HeldFile, may_hold, open_file, read_all
 from kaas.proto.canonical import canonical_json
 from kaas.proto.errors import ArtifactDamaged, CompileFailed, PermissionDenied, StoreUnavailable
 from kaas.proto.launch import LaunchMetadata
@@ -92,60 +92,49 @@ def _decoder(record: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(record)
 
 
+class _Contents(NamedTuple):
+    """A file's bytes, verified, and what is decoded of them."""
+
+    data: bytes | None
+    parts: dict[str, _Part]
+    passport: Passport
+    metadata: _Metadata
+    created_unix: float
+    compile_seconds: float
+
+
 class Artifact:
     """One kernel: ``image`` is the device binary, ``source`` the Ascend C, ``log`` the compiler's.
 
     Every byte is checked before it is returned, and is the process's own from then on: it never changes.
-    The properties raise :class:`ArtifactDamaged` only for artifacts of :func:`open_marked`.
+    The properties raise :class:`ArtifactDamaged` or :class:`StoreUnavailable` only for artifacts of
+    :func:`open_marked` that were not taken yet.
     """
 
-    __slots__ = (
-        "_created_unix",
-        "_data",
-        "_file",
-        "_metadata",
-        "_origin",
-        "_parts",
-        "_passport",
-        "_seconds",
-        "key",
-        "size_bytes",
-    )
+    __slots__ = ("_contents", "_file", "_origin", "key", "size_bytes")
 
     def __init__(self, data: bytes, *, expected_key: str | None = None, origin: str = "artifact") -> None:
         self._origin = origin
-        self._file: _MarkedFile | None = None
-        self._data: bytes | None = None
+        self._file: HeldFile | None = None
+        self._contents: _Contents | None = _verified(data, expected_key, origin)
         self.size_bytes: int = len(data)
-        self.key: KernelKey
-        self._verify(data, expected_key)
+        self.key = KernelKey(self._contents.parts["passport"].digest.hex())
 
     @classmethod
-    def marked(cls, file: _MarkedFile, key: str, origin: str) -> Artifact:
+    def marked(cls, file: HeldFile, key: str, origin: str) -> Artifact:
         """The artifact of a file that carries its mark and whose header and passport are ``key``'s."""
         self = cls.__new__(cls)
         self._origin = origin
         self._file = file
-        self._data = None
-        self.size_bytes = file.size_bytes
+        self._contents = None
+        self.size_bytes = file.size
         self.key = KernelKey(key)
         return self
 
-    def _verify(self, data: bytes, expected_key: str | None) -> None:
-        self._created_unix, self._seconds, self._parts = _verified_parts(data, self._origin)
-        passport: Passport = self._decoded_json(data, "passport", Passport)
-        key = KernelKey(self._parts["passport"].digest.hex())
-        if passport.key() != key:
-            raise _damaged(self._origin, "passport", "the passport is not in canonical form")
-        if expected_key is not None and key != expected_key:
-            raise _damaged(
-                self._origin, "passport", "it belongs to another kernel", expected=expected_key, found=key
-            )
-        metadata: _Metadata = self._decoded_json(data, "metadata", _Metadata)
-        self.key = key
-        self._passport = passport
-        self._metadata = metadata
-        self._data = data
+    @property
+    def is_taken(self) -> bool:
+        """Whether the bytes are this process's own, and verified."""
+        return self._file is None
 
     def take(self) -> None:
         """Read and verify a marked file, if that was not done; from then on its bytes are this process's own.
@@ -155,47 +144,46 @@ class Artifact:
         file = self._file
         if file is None:
             return
-        with _taking:
+        try:
+            contents = _verified(file.read(), self.key, self._origin)
+        except (ArtifactDamaged, OSError) as error:
             if self._file is None:
-                return
-            self._verify(file.read(self._origin), self.key)
-            self._file = None
-        file.close()
+                return  # another thread, or a signal handler in the middle of this, was luckier
+            raise error if isinstance(error, ArtifactDamaged) else _open_error(self._origin, error) from None
+        # Whoever comes second has verified the same kernel, and leaves what views may lie on already.
+        if self._file is not None:
+            self._contents = contents
+            self._file = None  # the descriptor is closed when nobody reads it any more
 
     @property
     def passport(self) -> Passport:
         """Everything that decided the kernel's bytes."""
-        self.take()
-        return self._passport
+        return self._taken().passport
 
     @property
     def launch(self) -> LaunchMetadata:
         """Entry, grid, and the parameters in call order."""
-        self.take()
-        return self._metadata.launch
+        return self._taken().metadata.launch
 
     @property
     def choices(self) -> dict[str, Any]:
         """What the builder chose, JSON-able."""
-        self.take()
-        return self._metadata.choices
+        return self._taken().metadata.choices
 
     @property
     def created_unix(self) -> float:
         """When the kernel was made."""
-        self.take()
-        return self._created_unix
+        return self._taken().created_unix
 
     @property
     def compile_seconds(self) -> float:
         """How long that took."""
-        self.take()
-        return self._seconds
+        return self._taken().compile_seconds
 
     @property
     def image(self) -> memoryview:
         """The device binary, read-only."""
-        return self._stored("image")
+        return self._stored("image")[1]
 
     @property
     def source(self) -> str:
@@ -209,9 +197,9 @@ class Artifact:
 
     def close(self) -> None:
         """Let go of the bytes; views already taken stay valid. Closing twice is harmless."""
-        self._data = None
-        if self._file is not None:
-            self._file.close()
+        self._file = None
+        if self._contents is not None:
+            self._contents = self._contents._replace(data=None)
 
     def __enter__(self) -> Artifact:
         return self
@@ -222,21 +210,22 @@ class Artifact:
     def __repr__(self) -> str:
         return f"<Artifact {self.key[:12]} {self.size_bytes} bytes>"
 
-    def _stored(self, name: str) -> memoryview:
+    def _taken(self) -> _Contents:
         self.take()
-        if self._data is None:
+        contents = self._contents
+        if contents is None:
             raise ValueError("the artifact is closed")
-        return _part_of(self._data, self._parts[name])
+        return contents
 
-    def _decoded_json(self, data: bytes, name: str, record: type[msgspec.Struct]) -> Any:
-        try:
-            return _decoder(record).decode(_part_of(data, self._parts[name]))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _damaged(self._origin, name, f"not what this version writes: {error}") from None
+    def _stored(self, name: str) -> tuple[_Part, memoryview]:
+        contents = self._taken()
+        if contents.data is None:
+            raise ValueError("the artifact is closed")
+        part = contents.parts[name]
+        return part, _part_of(contents.data, part)
 
     def _text(self, name: str) -> str:
-        stored = self._stored(name)
-        part = self._parts[name]
+        part, stored = self._stored(name)
         content = bytes(stored) if part.encoding == _RAW else _inflate(stored, part, name, self._origin)
         try:
             return content.decode()
@@ -244,49 +233,25 @@ class Artifact:
             raise _damaged(self._origin, name, "it is not UTF-8") from None
 
 
-class _MarkedFile:
-    """An open file whose bytes are taken later; it stays readable when its name goes."""
-
-    __slots__ = ("_descriptor", "size_bytes")
-
-    most_open = max(os.sysconf("SC_OPEN_MAX") // 4, 0)
-    """A process has other uses for its descriptors; beyond this, files are read at once."""
-    open_count = 0
-
-    def __init__(self, descriptor: int, size_bytes: int) -> None:
-        self._descriptor = descriptor
-        self.size_bytes = size_bytes
-        _MarkedFile.open_count += 1
-
-    def read(self, origin: str) -> bytes:
-        """All of the file as it is now. Raises :class:`ArtifactDamaged` or :class:`StoreUnavailable`."""
-        if self._descriptor < 0:
-            raise ValueError("the artifact is closed")
-        try:
-            return _read_all(self._descriptor, self.size_bytes)
-        except OSError as error:
-            raise _open_error(origin, error) from None
-
-    def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            _MarkedFile.open_count -= 1
-            os.close(descriptor)
-
-    def __del__(self) -> None:
-        self.close()
+def _verified(data: bytes, expected_key: str | None, origin: str) -> _Contents:
+    created_unix, compile_seconds, parts = _verified_parts(data, origin)
+    passport: Passport = _decoded_json(data, parts, "passport", Passport, origin)
+    key = parts["passport"].digest.hex()
+    if passport.key() != key:
+        raise _damaged(origin, "passport", "the passport is not in canonical form")
+    if expected_key is not None and key != expected_key:
+        raise _damaged(origin, "passport", "it belongs to another kernel", expected=expected_key, found=key)
+    metadata: _Metadata = _decoded_json(data, parts, "metadata", _Metadata, origin)
+    return _Contents(data, parts, passport, metadata, created_unix, compile_seconds)
 
 
-_taking = threading.RLock()
-"""Held while a marked file is read: a descriptor that another thread closed may be another file's."""
-
-
-def _renew_lock_in_child() -> None:
-    global _taking
-    _taking = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock_in_child)
+def _decoded_json(
+    data: bytes, parts: dict[str, _Part], name: str, record: type[msgspec.Struct], origin: str
+) -> Any:
+    try:
+        return _decoder(record).decode(_part_of(data, parts[name]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(origin, name, f"not what this version writes: {error}") from None
 
 
 def open_marked(path: str, key: str) -> Artifact:
@@ -297,19 +262,22 @@ def open_marked(path: str, key: str) -> Artifact:
     """
     descriptor = _open(path)
     try:
-        size = _marked_bytes(descriptor, key)
-        if size is not None and _MarkedFile.open_count < _MarkedFile.most_open:
-            artifact = Artifact.marked(_MarkedFile(descriptor, size), key, path)
+        status = _marked_status(descriptor, key)
+        if status is not None:
+            has_room = may_hold()
+            file = HeldFile(descriptor, path, status)
             descriptor = -1
-            return artifact
+            if not has_room:
+                file.read_in()
+            return Artifact.marked(file, key, path)
         return Artifact(_read_file(descriptor, path), expected_key=key, origin=path)
     finally:
         if descriptor >= 0:
             os.close(descriptor)
 
 
-def _marked_bytes(descriptor: int, key: str) -> int | None:
-    """Size of the file, if it carries its mark and header and passport are ``key``'s."""
+def _marked_status(descriptor: int, key: str) -> os.stat_result | None:
+    """Of the file, if it carries its mark and header and passport are ``key``'s."""
     try:
         status = os.fstat(descriptor)
         size = status.st_size
@@ -329,7 +297,7 @@ def _marked_bytes(descriptor: int, key: str) -> int | None:
         and digest.hex() == key
         and hashlib.sha256(start[offset : offset + passport_bytes]).digest() == digest
     )
-    return size if is_known else None
+    return status if is_known else None
 
 
 def mark_verified(path: str | os.PathLike[str], created_unix: float) -> None:
@@ -422,7 +390,7 @@ def read_artifact_file(path: str) -> bytes:
 
 def _open(path: str) -> int:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return open_file(path)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -436,19 +404,9 @@ def _read_file(descriptor: int, path: str) -> bytes:
             raise _damaged(path, "file", "it is not a regular file")
         if not HEADER_BYTES <= status.st_size <= MAX_FILE_BYTES:
             raise _damaged(path, "file", f"no artifact has {status.st_size} bytes")
-        return _read_all(descriptor, status.st_size)
+        return read_all(descriptor, status.st_size)
     except OSError as error:
         raise _open_error(path, error) from None
-
-
-def _read_all(descriptor: int, size: int) -> bytes:
-    """The file from its start, one byte beyond ``size`` if there is more."""
-    chunks: list[bytes] = []
-    end = 0
-    while end <= size and (chunk := os.pread(descriptor, size + 1 - end, end)):
-        chunks.append(chunk)
-        end += len(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _open_error(path: str, error: OSError) -> ArtifactDamaged | PermissionDenied | StoreUnavailable:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from kaas.cache.held_file import with_room
 from kaas.cache.layout import StoreLayout
 from kaas.proto.canonical import canonical_json
 from kaas.proto.environment import Environment
@@ -71,7 +72,7 @@ def read_environment(root: str | Path) -> Environment | None:
 
 def _read(path: str) -> tuple[_Stamp, Environment | None] | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = with_room(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError:
         return None
     try:

@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from kaas.cache.layout import ARTIFACT_SUFFIX
+from kaas.cache.layout import ARTIFACT_SUFFIX, is_foreign_shard
 from kaas.cache.limits import StoreUsage
 
 _SHARDS = tuple(f"{number:02x}" for number in range(256))
@@ -29,6 +29,9 @@ class Footprint:
     def measure(self, shard: str, directory: Path) -> None:
         """Look at one directory anew."""
         size, files = 0, 0
+        if is_foreign_shard(directory):
+            self._set(shard, 0, 0)
+            return
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:

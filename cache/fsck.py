@@ -12,13 +12,13 @@ from typing import Literal
 import msgspec
 
 from kaas.cache.artifact import open_artifact
-from kaas.cache.atomic import FILE_MODE
-from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout, key_of_file
+from kaas.cache.atomic import FILE_MODE, store_error
+from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout, is_foreign_shard, key_of_file
 from kaas.cache.ownership import is_owned
 from kaas.cache.placement import DIRECTORY_MODE, directories_of
 from kaas.cache.shadow import IndexShadow, ShadowLostError, indexed_keys
 from kaas.cache.store import Store
-from kaas.proto.errors import ArtifactDamaged, KaasError, PermissionDenied, StoreUnavailable
+from kaas.proto.errors import ArtifactDamaged, KaasError, PermissionDenied, StoreFull, StoreUnavailable
 
 Kind = Literal["damaged", "left over", "foreign", "permissions", "index", "unreadable"]
 
@@ -161,6 +161,17 @@ def _entries(directory: Path) -> Iterator[Path]:
         return
 
 
+def _listed(directory: Path, problems: list[Problem]) -> list[Path]:
+    """Like :func:`_entries`; that a directory cannot be listed is a problem."""
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(_unreadable(directory, store_error(error, "listing", directory)))
+        return []
+
+
 def permissions(layout: StoreLayout, *, repair: bool) -> Iterator[Problem]:
     """Directories that others may write to, and artifacts that they may write to or not read."""
     directories = [(layout.root, DIRECTORY_MODE), *directories_of(layout)]
@@ -217,11 +228,11 @@ def _index(layout: StoreLayout, problems: list[Problem]) -> int:
 
 def _artifacts(layout: StoreLayout, problems: list[Problem]) -> Iterator[tuple[str, Path]]:
     """Keys and files of all artifacts; whatever else lies among them is a problem."""
-    for shard in _entries(layout.artifacts):
-        if shard.is_symlink() or not shard.is_dir() or len(shard.name) != 2:
+    for shard in _listed(layout.artifacts, problems):
+        if len(shard.name) != 2 or is_foreign_shard(shard):
             problems.append(_foreign(shard))
             continue
-        for path in _entries(shard):
+        for path in _listed(shard, problems):
             key = key_of_file(shard.name, path.name)
             if key is None:
                 problems.append(_foreign(path))
@@ -239,7 +250,7 @@ def _left_over(path: Path, cure: str, put_right: bool = False) -> Problem:
     )
 
 
-def _unreadable(path: Path, error: StoreUnavailable) -> Problem:
+def _unreadable(path: Path, error: StoreFull | StoreUnavailable) -> Problem:
     return Problem(
         kind="unreadable",
         path=str(path),
@@ -249,8 +260,12 @@ def _unreadable(path: Path, error: StoreUnavailable) -> Problem:
 
 
 def _foreign(path: Path) -> Problem:
+    no_part = "a link, or no directory: nothing behind it is part of the store"
     return Problem(
-        kind="foreign", path=str(path), message="no artifact has such a name", cure=f"move {path} away"
+        kind="foreign",
+        path=str(path),
+        message=no_part if len(path.name) == 2 else "no artifact has such a name",
+        cure=f"move {path} away",
     )
 
 

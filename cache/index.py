@@ -22,7 +22,7 @@ import msgspec
 from kaas.cache.artifact import Artifact
 from kaas.cache.layout import StoreLayout, require_key
 from kaas.cache.shadow import IndexShadow, ShadowBusyError, ShadowLostError
-from kaas.cache.store import Store
+from kaas.cache.store import PassedOver, Store
 from kaas.proto.canonical import canonical_json
 from kaas.proto.errors import InvalidRequest, KaasError
 
@@ -187,6 +187,10 @@ class KernelIndex:
         """All keys as they are now."""
         return list(self._entries)
 
+    def families(self) -> set[str]:
+        """Families that there are kernels of."""
+        return {entry.family for entry in self._entries.values()}
+
     def value_facts(self, key: str) -> tuple[float, int, float] | None:
         """Compile seconds, size in bytes, and when it was last used (or else made)."""
         entry = self._entries.get(key)
@@ -313,10 +317,15 @@ class _Listing:
 
     def __iter__(self) -> Iterator[str]:
         try:
-            yield from self._store.keys()
+            yield from self._store.keys(self._pass_over)
         except KaasError as error:
             self.is_whole = False
             _LOG.warning("not every kernel could be looked for: %s", error)
+
+    def _pass_over(self, passed: PassedOver) -> None:
+        # What is no part of the store has no rows; what cannot be listed just now keeps them.
+        self.is_whole = self.is_whole and passed.is_foreign
+        _LOG.warning("not every kernel could be looked for: %s: %s", passed.path, passed.reason)
 
 
 def _entry(row: Row) -> _Entry:

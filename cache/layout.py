@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 
 from kaas.proto.errors import InvalidRequest
@@ -29,6 +30,17 @@ def key_of_file(shard: str, name: str) -> str | None:
     """The key of the artifact ``name`` in the directory ``shard``; ``None`` when no artifact is called so."""
     key = name.removesuffix(ARTIFACT_SUFFIX)
     return key if key != name and len(shard) == 2 and key.startswith(shard) and is_key(key) else None
+
+
+def is_foreign_shard(directory: Path) -> bool:
+    """Whether something that is no directory itself, a link to one say, has the name of a store's directory.
+
+    Nothing behind it is part of the store. What cannot be looked at is left to whoever opens it.
+    """
+    try:
+        return not stat.S_ISDIR(directory.lstat().st_mode)
+    except OSError:
+        return False
 
 
 class StoreLayout:

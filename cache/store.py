@@ -15,12 +15,12 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kaas.cache.artifact import Artifact, is_marked, mark_verified, open_artifact
 from kaas.cache.atomic import persistently, store_error, sync_directory, write_staged
 from kaas.cache.footprint import Footprint
-from kaas.cache.layout import StoreLayout, key_of_file, require_key
+from kaas.cache.layout import StoreLayout, is_foreign_shard, key_of_file
 from kaas.cache.limits import StoreLimits, StoreUsage
 from kaas.cache.ownership import StoreOwnership
 from kaas.cache.placement import (
@@ -42,6 +42,14 @@ ATTEMPTS = 3
 _PASSING = frozenset(
     {errno.EIO, errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ENOSPC, errno.EDQUOT}
 )
+
+
+class PassedOver(NamedTuple):
+    """A directory of artifacts that was not listed; ``is_foreign``: it is none, and no part of the store."""
+
+    path: Path
+    reason: str
+    is_foreign: bool
 
 
 class Store:
@@ -134,6 +142,12 @@ class Store:
         path = self.layout.artifact_path(key)
         with Artifact(encoded, expected_key=key, origin=f"new {path.name}") as verified:
             created_unix = verified.created_unix
+        if is_foreign_shard(path.parent):
+            raise StoreUnavailable(
+                f"{path.parent} is no directory, so no kernel can be stored there",
+                hint=f"move {path.parent} away; the daemon makes the directory",
+                path=str(path.parent),
+            )
         with self._settle:
             if self._intact(key, path):
                 return path
@@ -151,6 +165,8 @@ class Store:
     def load(self, key: str) -> Artifact | None:
         """The verified artifact, or ``None``: not there, or damaged and now in quarantine."""
         path = self.layout.artifact_path(key)
+        if is_foreign_shard(path.parent):
+            return None
         try:
             return self._verified(key, path)
         except FileNotFoundError:
@@ -177,6 +193,8 @@ class Store:
         :class:`StoreUnavailable`.
         """
         path = self.layout.artifact_path(key)
+        if is_foreign_shard(path.parent):
+            return None
         try:
             size = path.lstat().st_size
         except FileNotFoundError:
@@ -196,6 +214,8 @@ class Store:
     def remove(self, key: str) -> bool:
         """Unlink an artifact; who has it open keeps its bytes. ``False`` when there was none."""
         path = self.layout.artifact_path(key)
+        if is_foreign_shard(path.parent):
+            return False
         with self._settle:
             try:
                 size = path.lstat().st_size
@@ -207,25 +227,40 @@ class Store:
             self._footprint.add(key[:2], -size, -1)
         return True
 
-    def keys(self) -> Iterator[str]:
+    def keys(self, passed_over: Callable[[PassedOver], None] | None = None) -> Iterator[str]:
         """Keys of all artifacts by name, in order, unverified; foreign files are passed over.
 
-        Raises :class:`StoreUnavailable` or :class:`StoreFull`, perhaps after some keys, when a directory
-        cannot be listed.
+        Directories that cannot be listed are passed over, too, if somebody wants to hear of them. Raises
+        :class:`StoreUnavailable` or :class:`StoreFull`, perhaps after some keys, when nobody does, and when
+        not even the directory of all of them can be listed.
         """
         for shard in _names(self.layout.artifacts):
             if len(shard) != 2:
                 continue
-            for name in _names(self.layout.artifacts / shard):
+            directory = self.layout.artifacts / shard
+            if is_foreign_shard(directory):
+                if passed_over is not None:
+                    passed_over(PassedOver(directory, "it is no directory", is_foreign=True))
+                continue
+            try:
+                names = _names(directory)
+            except (StoreFull, StoreUnavailable) as error:
+                if passed_over is None:
+                    raise
+                passed_over(PassedOver(directory, error.message, is_foreign=False))
+                continue
+            for name in names:
                 key = key_of_file(shard, name)
                 if key is not None:
                     yield key
 
     def quarantine(self, key: str, reason: str) -> QuarantineRecord | None:
         """Take an artifact out of service on purpose; ``None`` when there is none."""
-        require_key(key)
+        path = self.layout.artifact_path(key)
+        if is_foreign_shard(path.parent):
+            return None
         with self._settle:
-            return self._move_away(key, self.layout.artifact_path(key), reason, {})
+            return self._move_away(key, path, reason, {})
 
     def quarantined(self) -> list[QuarantineRecord]:
         """What was taken out of service, oldest first.

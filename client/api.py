@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kaas.proto.errors import InvalidArgument, InvalidConfig, InvalidSpec, StrictMiss
@@ -34,7 +35,8 @@ def get_kernel(
 
     Store hits need no daemon and no writable file system. A miss asks the daemon, which compiles once for
     everybody and answers within ``timeout`` seconds (``None``: no limit). ``strict`` refuses to compile: what
-    neither the store nor the daemon's memory holds raises :class:`StrictMiss`. ``soc_name`` asks for another
+    neither the store nor the daemon's memory holds raises :class:`StrictMiss`, and what is in the store is
+    verified whole before it is returned, not at its first use. ``soc_name`` asks for another
     part's kernel, which this node can hold but not launch. ``priority`` says who waits: a ``rank`` of a
     training job goes before a ``user``, who goes before ``prewarm``; by default a process that a launcher
     started (RANK, WORLD_SIZE ...) is a rank. The same question gives the same handle for the life of the
@@ -51,6 +53,8 @@ def get_kernel(
         raise _not_a_question(spec, soc_name) from None
     if handle is not None:
         handle.memo_hits += 1
+        if strict:
+            handle.verify(strict=True)
         return handle
     client = _client_for(spec, soc_name)
     strict = strict or client.strict
@@ -85,10 +89,12 @@ def get_kernels(
     found: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
     for question in questions:
         handle = _memo.get(question)
-        if handle is not None:
-            handle.memo_hits += 1
-        else:
+        if handle is None:
             handle = client.find(question, strict)
+        else:
+            handle.memo_hits += 1
+            if strict:
+                handle.verify(strict=True)
         if handle is not None:
             found[question] = handle
     missing = [question for question in questions if question not in found]
@@ -126,6 +132,10 @@ async def aget_kernel(
         raise _not_a_question(spec, soc_name) from None
     if handle is not None:
         handle.memo_hits += 1
+        if strict and not handle.is_verified:
+            from kaas.client.waiting_thread import run_in_own_thread
+
+            await run_in_own_thread(partial(handle.verify, strict=True))
         return handle
     client = _client_for(spec, soc_name)
     strict = strict or client.strict

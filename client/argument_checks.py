@@ -104,12 +104,17 @@ class ScalarCheck:
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
         self._kind = SCALARS[parameter.dtype]
+        self._largest = parameter.largest
 
     def bind(self, argument: Any, symbols: list[int], place: str) -> tuple[Any, int]:
         """The number to pack. Raises :class:`InvalidArgument` when it does not fit."""
         value = self._kind.number(argument)
         if value is None:
             raise refusal(self.parameter.name, f"is {_kind_of(argument)}", self._kind.expected)
+        largest = self._largest
+        if largest is not None and not -largest <= argument <= largest:  # a NaN is neither
+            expected = f"a number from {-largest:g} to {largest:g}"
+            raise refusal(self.parameter.name, f"is {_kind_of(argument)}", expected)
         return value, 0
 
 

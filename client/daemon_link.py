@@ -168,6 +168,7 @@ class DaemonLink:
         deadline = None if timeout is None else time.monotonic() + timeout
         pause: float = _RETRY_FIRST_S
         last: KaasError | None = None
+        was_lost = False
         if not inline_artifact:
             try:
                 answer = ask_plainly(
@@ -182,10 +183,13 @@ class DaemonLink:
                     return answer
             except DeadlineExceeded as error:
                 raise self._too_late(timeout, error) from error
-            except (DaemonUnavailable, ShuttingDown, Overloaded) as error:
+            except DaemonUnavailable:
+                # It died, or does not answer here, as when this process has many connections; gRPC tells.
+                was_lost = True
+            except (ShuttingDown, Overloaded) as error:
                 warn("%s; asking again until the deadline", error.message)
                 last = error
-        if last is None:
+        if last is None and not was_lost:
             # First, so that without a daemon grpc is not even imported.
             require_daemon(self.socket, PATIENCE_S if timeout is None else min(PATIENCE_S, max(0.0, timeout)))
         request = _request(spec_json, soc_name or "", strict, inline_artifact, urgency)

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -24,6 +25,8 @@ Status = Literal["ok", "warn", "fail"]
 CLIENT_PACKAGES = ("msgspec", "grpc", "grpc_health", "google.protobuf", "yaml", "typer", "rich")
 DAEMON_PACKAGES = ("fastapi", "uvicorn", "diskcache", "tilelang", "torch")
 LOW_SPACE_BYTES = 1 << 30
+CATCH_UP_S = 2.0
+"""How long lists may be behind the store without getting nearer."""
 
 
 class Finding(NamedTuple):
@@ -44,7 +47,7 @@ def examine(store: Path, socket: Path) -> list[Finding]:
         *_toolkit(),
         *_directories(),
         *_daemon(socket),
-        *_store(store, environment),
+        *_store(store, environment, socket),
         *_device(environment),
     ]
 
@@ -164,7 +167,7 @@ def _environment(store: Path) -> Environment | None:
     return read_environment(store)
 
 
-def _store(store: Path, environment: Environment | None) -> Iterator[Finding]:
+def _store(store: Path, environment: Environment | None, socket: Path) -> Iterator[Finding]:
     if not store.is_dir():
         yield Finding("fail", "store", f"{store} is not there", "start the daemon once, or set KAAS_STORE")
         return
@@ -189,7 +192,7 @@ def _store(store: Path, environment: Environment | None) -> Iterator[Finding]:
         )
     if _is_installed("diskcache"):  # elsewhere no daemon runs, and the store is somebody else's
         yield from _modes(layout)
-        yield from _contents(layout)
+        yield from _contents(layout, socket if Path(environment.locality.socket) == socket else None)
     yield from _quarantine(layout.quarantine)
     yield from _space(store)
 
@@ -221,8 +224,8 @@ def _modes(layout: StoreLayout) -> Iterator[Finding]:
         )
 
 
-def _contents(layout: StoreLayout) -> Iterator[Finding]:
-    """The index, the artifacts, and whether they agree."""
+def _contents(layout: StoreLayout, socket: Path | None) -> Iterator[Finding]:
+    """The index, the artifacts, and whether they agree; ``socket`` is that of the store's own daemon."""
     from kaas.cache.fsck import Contents
 
     found = Contents.of(layout)
@@ -238,15 +241,58 @@ def _contents(layout: StoreLayout) -> Iterator[Finding]:
         advice = "start the daemon anew: it makes the index from the artifacts; kernels are served meanwhile"
         if found.artifacts:
             yield Finding("warn", "index", f"{layout.index} {state}", advice)
-    elif found.lost:
-        yield Finding(
+    else:
+        # A daemon's own index is right; what it has on disk may be behind until it stops.
+        served = None if socket is None else _served(layout, socket)
+        if served is not None:
+            yield _agreement(*served, "start the daemon anew: it reads them then; they are served meanwhile")
+        else:
+            advice = "start the daemon: it takes them into its index"
+            yield _agreement(found.artifacts, found.indexed, found.lost, advice)
+
+
+def _served(layout: StoreLayout, socket: Path) -> tuple[int, int, int] | None:
+    """Artifacts, how many a running daemon lists, and how many of those are lost; ``None`` without a daemon.
+
+    Where they differ, the daemon gets some time: it may be storing one, or reading its store after a start.
+    """
+    from kaas.cache.fsck import Contents
+    from kaas.client.daemon_link import DaemonLink
+
+    if probe(socket) is not None:
+        return None
+    link = DaemonLink(socket)
+    try:
+        patience = time.monotonic() + CATCH_UP_S
+        before = -1
+        while True:
+            waiting = int(link.usage()["in_memory"]["kernels"])
+            listed = link.list_kernels(state="ready", page_size=1).total - waiting
+            stored = Contents.of(layout).artifacts or 0
+            if listed != before:
+                patience = time.monotonic() + CATCH_UP_S
+            if listed == stored or time.monotonic() > patience:
+                return stored, listed, max(0, listed - stored)
+            before = listed
+            time.sleep(CATCH_UP_S / 10)
+    except KaasError:
+        return None  # which is a finding of its own
+    finally:
+        link.close()
+
+
+def _agreement(stored: int, indexed: int, lost: int, advice: str) -> Finding:
+    if lost:
+        return Finding(
             "warn",
             "artifacts",
-            f"{found.lost} of {found.indexed} indexed artifacts are lost",
+            f"{lost} of {indexed} indexed artifacts are lost",
             "nothing to do: they are compiled when asked for; kaas prewarm brings them back sooner",
         )
-    else:
-        yield Finding("ok", "artifacts", f"{found.artifacts} stored, {found.indexed} indexed")
+    if indexed < stored:
+        message = f"{stored} stored, {indexed} indexed: lists lack {stored - indexed}"
+        return Finding("warn", "artifacts", message, advice)
+    return Finding("ok", "artifacts", f"{stored} stored, {indexed} indexed")
 
 
 def _space(store: Path) -> Iterator[Finding]:

@@ -15,13 +15,15 @@ from kaas.client.daemon_link import DaemonLink
 from kaas.client.kernel_listing import size_text
 from kaas.client.socket_probe import probe
 from kaas.client.terminal import guarded, print_json
-from kaas.proto.errors import InvalidRequest
+from kaas.proto.errors import DaemonUnavailable, DeadlineExceeded, InvalidRequest, StoreUnavailable
 from kaas.proto.locations import default_socket, default_store
 
 if TYPE_CHECKING:
     from kaas.cache.fsck import Report
+    from kaas.proto.v1 import kernel_service_pb2 as pb
 
 _POLL_S = 0.1
+_CALL_S = 30.0
 
 
 def add_fsck_command(app: typer.Typer) -> None:
@@ -40,12 +42,16 @@ def fsck(
     ] = None,
     online: Annotated[bool, typer.Option("--online", help="Have the running daemon do it.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look; change nothing.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="With --online: seconds without progress, at most.")
+    ] = 300.0,
     json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> int:
     """Check every artifact, the index and all modes of a store, and put right what can be.
 
     Without a daemon the store is checked here; with one, --online has the daemon check its artifacts while it
-    serves, and --dry-run looks without changing anything. Exit status: 0 clean or put right, 1 problems left.
+    serves, and --dry-run looks without changing anything. Exit status: 0 clean or put right, 1 problems left
+    or directories skipped.
     """
     if online and dry_run:
         raise InvalidRequest(
@@ -54,7 +60,7 @@ def fsck(
             legal="--online, or --dry-run, which may be used while a daemon runs",
         )
     if online:
-        return _online(socket or default_socket(), json)
+        return _online(socket or default_socket(), timeout, json)
     # Here, because it needs the daemon's packages, which a node with clients alone does without.
     from kaas.cache import fsck as store_check
 
@@ -86,23 +92,55 @@ def _told(checked: int) -> None:
         print(f"{checked} checked ...", file=sys.stderr)
 
 
-def _online(socket: Path, json: bool) -> int:
+def _online(socket: Path, patience_s: float, json: bool) -> int:
     problem = probe(socket)
     if problem is not None:
         raise problem
     link = DaemonLink(socket)
-    state = link.scrub(start=True)
-    wanted = state.asked_for
-    while state.passes < wanted:
-        time.sleep(_POLL_S)
-        state = link.scrub(start=False)
+    state = _checked(link, patience_s)
     facts: dict[str, Any] = {field.name: getattr(state, field.name) for field in state.DESCRIPTOR.fields}
     facts["damaged_keys"] = list(state.damaged_keys)
+    facts["skipped"] = [{"path": one.path, "reason": one.reason} for one in state.skipped]
     if json:
         print_json(facts)
-        return 0
-    for key in state.damaged_keys:
-        print(f"damaged: {key}: in quarantine, and built anew when somebody asks for it; put right")
-    what = f"{state.damaged} damaged, put right" if state.damaged else "no problems"
-    print(f"{state.checked} artifacts ({size_text(state.checked_bytes)}) checked by the daemon: {what}")
-    return 0
+    else:
+        for key in state.damaged_keys:
+            print(f"damaged: {key}: in quarantine, and built anew when somebody asks for it; put right")
+        for one in state.skipped:
+            print(f"skipped: {one.path}: {one.reason}; to do: look at it, or move it away, and check again")
+        found = f"{state.damaged} damaged, put right" if state.damaged else "no problems"
+        if state.skipped:
+            found = f"{state.damaged} damaged, {len(state.skipped)} directories skipped"
+        print(f"{state.checked} artifacts ({size_text(state.checked_bytes)}) checked by the daemon: {found}")
+    return exit_status.FAILED if state.skipped else 0
+
+
+def _checked(link: DaemonLink, patience_s: float) -> pb.ScrubResponse:
+    """The state when the daemon has checked everything.
+
+    Raises :class:`StoreUnavailable` when it cannot list its store, :class:`DeadlineExceeded` when it gets
+    nowhere for ``patience_s``, :class:`DaemonUnavailable` when it is not the one that was asked any more.
+    """
+    state = link.scrub(start=True, timeout=min(_CALL_S, patience_s))
+    wanted, failures = state.asked_for, state.failures
+    moved, progress = time.monotonic(), (state.passes, state.checked)
+    while state.passes < wanted:
+        if state.failures > failures:
+            raise StoreUnavailable(
+                f"the daemon cannot check its store: {state.trouble}",
+                hint="look at that directory; the daemon tries again by itself",
+            )
+        if state.asked_for < wanted:
+            raise DaemonUnavailable("the daemon was started anew meanwhile", hint="ask again")
+        now = time.monotonic()
+        if (state.passes, state.checked) != progress:
+            moved, progress = now, (state.passes, state.checked)
+        if now - moved > patience_s:
+            raise DeadlineExceeded(
+                f"the daemon has checked nothing more for {patience_s:g} s",
+                hint="it goes on by itself; its log says what it waits for, and --timeout waits longer",
+                timeout_s=patience_s,
+            )
+        time.sleep(min(_POLL_S, patience_s))
+        state = link.scrub(start=False, timeout=min(_CALL_S, patience_s))
+    return state

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from kaas.client import device as device_module
-from kaas.proto.errors import ArtifactDamaged, StoreUnavailable
+from kaas.proto.errors import ArtifactDamaged, PermissionDenied, StoreUnavailable
 
 if TYPE_CHECKING:
     from kaas.cache.artifact import Artifact
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 Origin = Literal["store", "hit", "compiled", "joined"]
 """Where a process got a kernel: read from the store by itself, or what the daemon did for it."""
+
+
+Replace = Callable[["KernelKey", "KaasError", bool], "Artifact"]
+"""Gives the very same kernel, verified whole, for one that cannot be used; ``True``: without a compile."""
 
 
 class _Loaded:
@@ -39,8 +43,10 @@ class _Loaded:
 
 
 class KernelHandle:
-    """One kernel. Valid as long as it lives: the bytes behind it neither change nor vanish.
+    """One kernel, and always that one: what it launches was verified whole and is the process's own.
 
+    One that comes from the store in the default mode is verified at its first use; should it prove damaged
+    then, it is replaced by the same kernel before anything is launched, or the use raises why not.
     Thread-safe; usable in a forked child, which loads the kernel again at its first launch.
     """
 
@@ -49,7 +55,7 @@ class KernelHandle:
         artifact: Artifact,
         device: Callable[[], Device],
         origin: Origin = "store",
-        replace: Callable[[KaasError], Artifact] | None = None,
+        replace: Replace | None = None,
     ) -> None:
         self.origin: Origin = origin
         self.memo_hits = 0
@@ -65,16 +71,30 @@ class KernelHandle:
         return self._artifact.key
 
     @property
-    def _kernel(self) -> Artifact:
-        """The artifact, verified; one that proves damaged only now is replaced from the daemon."""
+    def is_verified(self) -> bool:
+        """Whether every byte of the kernel was verified, which it is before its first use."""
+        return self._artifact.is_taken
+
+    def verify(self, *, strict: bool = False) -> None:
+        """Read and verify the kernel now, if that was not done yet, rather than at its first use.
+
+        A damaged one is replaced by the same kernel, which is not compiled for that when ``strict``. Raises
+        what :func:`kaas.get_kernel` raises, or :class:`TargetMismatch` when this node makes another one now.
+        """
         artifact = self._artifact
         try:
             artifact.take()
-        except (ArtifactDamaged, StoreUnavailable) as error:
+        except (ArtifactDamaged, PermissionDenied, StoreUnavailable) as error:
             if self._replace is None:
                 raise
-            artifact = self._artifact = self._replace(error)
-        return artifact
+            found = self._replace(artifact.key, error, strict)
+            if self._artifact is artifact:  # else another thread was first
+                self._artifact = found
+
+    @property
+    def _kernel(self) -> Artifact:
+        self.verify()
+        return self._artifact
 
     @property
     def passport(self) -> Passport:

@@ -7,11 +7,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kaas.client.handle import KernelHandle, Origin
+from kaas.client.handle import KernelHandle, Origin, Replace
 from kaas.client.lease_link import lease_link
 from kaas.client.notices import warn
 from kaas.client.priority import chosen_priority
-from kaas.client.store_reader import StoreReader
+from kaas.client.store_reader import StoreReader, target_for
 from kaas.proto.errors import (
     ArtifactDamaged,
     DaemonUnavailable,
@@ -21,11 +21,11 @@ from kaas.proto.errors import (
     PermissionDenied,
     StoreUnavailable,
     StrictMiss,
+    TargetMismatch,
     error_from_record,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from kaas.cache.artifact import Artifact
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kaas.client.device import Device
     from kaas.kernel_library.spec import KernelSpec
     from kaas.proto.environment import Environment
-    from kaas.proto.passport import KernelKey
+    from kaas.proto.passport import KernelKey, Passport
 
 Question = tuple["KernelSpec", str | None]
 """What a kernel is asked by: the spec, and the SoC name or ``None`` for the node's own."""
@@ -123,19 +123,22 @@ class KernelClient:
     def find(self, question: Question, strict: bool = False) -> KernelHandle | None:
         """The kernel from the store, without asking anybody; ``None`` is a miss.
 
-        ``strict``: should it prove damaged at its first use, it is not compiled anew then.
+        ``strict``: it is verified whole now, so that nothing is left that could miss later.
         """
         try:
-            _, artifact = self._look_up(question)
+            environment, artifact = self._look_up(question, strict)
         except (PermissionDenied, StoreUnavailable) as error:
             warn("the daemon is asked, because the store cannot be read: %s", error)
             return None
-        if artifact is None:
+        if artifact is None or environment is None:
             return None
-        return self._keep(question, artifact, "store", partial(self._replacement, question, strict))
+        handle = self._keep(question, artifact, "store", partial(self._replacement, question, environment))
+        if strict:
+            handle.verify(strict=True)  # another thread's, which was not strict, may have been first
+        return handle
 
-    def _look_up(self, question: Question) -> tuple[KernelKey | None, Artifact | None]:
-        """Key and artifact in the store; no key without an environment there.
+    def _look_up(self, question: Question, whole: bool) -> tuple[Environment | None, Artifact | None]:
+        """What decides keys, and the artifact in the store; no environment there is a miss, too.
 
         Raises :class:`PermissionDenied` or :class:`StoreUnavailable` when the store cannot be read from here.
         """
@@ -143,39 +146,63 @@ class KernelClient:
         if environment is None:
             return None, None
         spec, soc_name = question
-        key = self._store.key(environment, spec, soc_name)
-        return key, self._store.find(key)
+        return environment, self._store.find(self._store.key(environment, spec, soc_name), whole)
 
-    def _strict_miss(self, question: Question) -> StrictMiss | None:
-        """The answer to a strict question when no daemon holds the kernel; ``None``: the store cannot say."""
-        try:
-            key, artifact = self._look_up(question)
-        except (PermissionDenied, StoreUnavailable):
-            return None
-        if artifact is not None:  # it came meanwhile, and the daemon will say so
-            artifact.close()
-            return None
-        if key is None:
-            return None
-        spec, _ = question
-        return StrictMiss(
-            f"strict mode: the kernel {spec!r} is not in the store",
-            hint="pre-warm it (kaas prewarm), or ask without strict",
-            key=key,
-            spec=spec.to_record(),
-        )
+    def _replacement(
+        self, question: Question, built_for: Environment, key: KernelKey, error: KaasError, strict: bool
+    ) -> Artifact:
+        """The same kernel instead of one from the store that proved damaged: from there, else the daemon.
 
-    def _replacement(self, question: Question, strict: bool, error: KaasError) -> Artifact:
-        """The daemon's artifact instead of one from the store that proved damaged at its first use."""
+        Raises :class:`TargetMismatch` naming what differs when the daemon would make another kernel now; the
+        memo forgets this one then.
+        """
         warn("a damaged artifact is replaced: %s", error)
-        return self._request(question, _REPLACEMENT_S, strict, chosen_priority(None))[0]
+        try:
+            artifact = self._store.find(key, whole=True)
+        except (PermissionDenied, StoreUnavailable):
+            artifact = None  # the daemon may send its bytes
+        origin: Origin = "store"
+        if artifact is None:
+            self._require_same(question, built_for, key, self._passport(question, self._store.environment()))
+            artifact, origin = self._request(question, _REPLACEMENT_S, strict, chosen_priority(None))
+            self._require_same(question, built_for, key, artifact.passport)
+        self._leases.took(artifact.key, origin)
+        return artifact
+
+    def _passport(self, question: Question, environment: Environment | None) -> Passport | None:
+        if environment is None:
+            return None
+        spec, soc_name = question
+        return environment.passport(spec.to_record(), target_for(environment, soc_name))
+
+    def _require_same(
+        self, question: Question, built_for: Environment, key: KernelKey, now: Passport | None
+    ) -> None:
+        if now is None or now.key() == key:
+            return
+        from kaas.proto.passport import differences
+
+        handle = self.memo.get(question)
+        if handle is not None and handle.key == key:
+            self.memo.pop(question, None)
+        before = self._passport(question, built_for)
+        assert before is not None
+        first = differences(before, now)[0]
+        raise TargetMismatch(
+            f"the kernel {key[:12]} is damaged, and this node makes another one now: "
+            f"it was built for {first.path} {first.ours}, the node has {first.theirs}",
+            hint="get_kernel gives the node's own",
+            field=first.path,
+            built_for=first.ours,
+            here=first.theirs,
+        )
 
     def _keep(
         self,
         question: Question,
         artifact: Artifact,
         origin: Origin,
-        replace: Callable[[KaasError], Artifact] | None = None,
+        replace: Replace | None = None,
     ) -> KernelHandle:
         # A second thread may have been first; everybody gets that one's handle.
         handle = self.memo.setdefault(question, KernelHandle(artifact, self.device, origin, replace))
@@ -199,23 +226,28 @@ class KernelClient:
             with self._lock:
                 handle = self.memo.get(question)
                 if handle is not None:
-                    return handle
+                    break
                 flight = self._flights.get(question)
                 leading = flight is None
                 if flight is None:
                     flight = self._flights[question] = _Flight()
             if leading:
                 left = max(left, 0.0) if left is not None else None
-                return self._lead(flight, question, left, strict, priority)
+                handle = self._lead(flight, question, left, strict, priority)
+                break
             if not flight.done.wait(left):
                 raise DeadlineExceeded(f"no kernel within {timeout:.3g} s", timeout_s=timeout)
             if flight.handle is not None:
-                return flight.handle
+                handle = flight.handle
+                break
             # The leader's deadline and strictness were its own; anything else would fail for us, too.
             if isinstance(flight.error, KaasError) and not isinstance(
                 flight.error, (DeadlineExceeded, StrictMiss)
             ):
                 raise error_from_record(flight.error.to_record()) from None
+        if strict:
+            handle.verify(strict=True)
+        return handle
 
     def _lead(
         self, flight: _Flight, question: Question, timeout: float | None, strict: bool, priority: str
@@ -269,21 +301,40 @@ class KernelClient:
         environment = self._store.environment()
         return "" if environment is None else self._store.key(environment, *question)
 
+    def _before_strict(self, question: Question) -> Artifact | None:
+        """What came into the store meanwhile; :class:`StrictMiss` if nothing, and no daemon can be asked."""
+        from kaas.client.socket_probe import require_daemon
+
+        try:
+            environment, artifact = self._look_up(question, whole=True)
+        except (PermissionDenied, StoreUnavailable):
+            return None  # the store cannot say
+        if artifact is not None or environment is None:
+            return artifact
+        try:
+            require_daemon(self.socket, 0.0)
+        except (DaemonUnavailable, PermissionDenied):
+            spec, soc_name = question
+            raise StrictMiss(
+                f"strict mode: the kernel {spec!r} is not in the store, and no daemon can be asked",
+                hint="pre-warm it with: kaas prewarm",
+                key=self._store.key(environment, spec, soc_name),
+                spec=spec.to_record(),
+            ) from None
+        return None
+
     def _request(
         self, question: Question, timeout: float | None, strict: bool, priority: str
     ) -> tuple[Artifact, Origin]:
         """Ask for a path first; ask for the bytes when the file cannot be read from here."""
         from kaas.cache.artifact import Artifact, open_artifact
-        from kaas.client.socket_probe import require_daemon
 
         spec, soc_name = question
         deadline = None if timeout is None else time.monotonic() + timeout
-        miss = self._strict_miss(question) if strict else None
-        if miss is not None:
-            try:
-                require_daemon(self.socket, 0.0)
-            except (DaemonUnavailable, PermissionDenied):
-                raise miss from None
+        if strict:
+            artifact = self._before_strict(question)
+            if artifact is not None:
+                return artifact, "store"
         link, canonical = self.link(), spec.canonical()
         reply = link.get_kernel(
             canonical, soc_name=soc_name, strict=strict, priority=priority, timeout=timeout

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kaas.cache.held_file import with_room
 from kaas.client.process_identity import legible_job_and_rank
 from kaas.proto.errors import DaemonUnavailable, DeadlineExceeded, InternalError, error_from_record
 from kaas.proto.locations import lease_socket
@@ -89,7 +90,9 @@ def _exchange(path: str, line: bytes, timeout: float | None) -> bytes | None:
     import _socket
 
     try:
-        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        connection = with_room(
+            lambda: _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        )
     except OSError:
         return None
     deadline = None if timeout is None else time.monotonic() + timeout

@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from kaas.cache.held_file import with_room
 from kaas.proto.errors import DaemonUnavailable, KaasError, PermissionDenied
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def probe(path: Path) -> KaasError | None:
 
     if len(os.fsencode(path)) > UNIX_PATH_LIMIT:
         return _unavailable(path, f"the path is longer than {UNIX_PATH_LIMIT} bytes")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    with with_room(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
         connection.settimeout(1.0)
         try:
             connection.connect(str(path))

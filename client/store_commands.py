@@ -255,13 +255,19 @@ def _print_users(users: Sequence[dict[str, Any]]) -> None:
                 one["job"],
                 one["rank"],
                 _time_text(one["since_unix"]),
-                age_text(now - one["since_unix"]),
+                _span_text(one, now),
                 one["origin"],
                 one["liveness"],
             )
             for one in users
         ),
     )
+
+
+def _span_text(user: dict[str, Any], now: float) -> str:
+    """How long a process holds a kernel or held it."""
+    end = now if user["liveness"] == "alive" else user["ended_unix"]
+    return age_text(end - user["since_unix"]) if end else "?"
 
 
 def _time_text(unix: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kaas.cache.artifact import Artifact, open_marked
+from kaas.cache.artifact import Artifact, open_artifact, open_marked
 from kaas.cache.environment_file import read_environment
 from kaas.cache.layout import ARTIFACT_SUFFIX, StoreLayout
 from kaas.client.key_schedule import KeySchedule
@@ -62,14 +62,17 @@ class StoreReader:
         """Where a kernel lies, there or not."""
         return self._layout.artifact_path(key)
 
-    def find(self, key: KernelKey) -> Artifact | None:
+    def find(self, key: KernelKey, whole: bool = False) -> Artifact | None:
         """The artifact, verified now or before its first use; ``None`` when it is missing or damaged.
+
+        ``whole``: now, whether it carries its mark or not.
 
         Raises :class:`PermissionDenied` or :class:`StoreUnavailable` when the store cannot be read from here.
         """
         try:
             # Spelt out, since pathlib costs as much as opening the file.
-            return open_marked(f"{self._artifacts}/{key[:2]}/{key}{ARTIFACT_SUFFIX}", key)
+            path = f"{self._artifacts}/{key[:2]}/{key}{ARTIFACT_SUFFIX}"
+            return open_artifact(path, key) if whole else open_marked(path, key)
         except FileNotFoundError:
             return None
         except ArtifactDamaged as error:

@@ -180,6 +180,7 @@ class CompilerPool:
             raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         self._connections[job_id] = writer
+        verdict = None
         try:
             async with asyncio.timeout(job.limits.wall_s + _OVERDUE_S):
                 verdict = await self._converse(job_id, job, reader, writer)
@@ -194,11 +195,13 @@ class CompilerPool:
         finally:
             writer.transport.abort()
             del self._connections[job_id]
-            await _settled(end)
+            if verdict is None:  # else all that is left of the job is a supervisor that is about to end
+                await _settled(end)
+                if self._root is not None:
+                    # Only a supervisor that was killed leaves anything here.
+                    folder = self._root.path / f"job-{job_id}"
+                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self._workers.pop(job_id, None)
-            if self._root is not None:
-                # Only a supervisor that was killed leaves anything here.
-                await asyncio.to_thread(shutil.rmtree, self._root.path / f"job-{job_id}", ignore_errors=True)
         output = _output_of(verdict, job)
         self._restart_delay.succeeded()
         return output

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PROC = Path("/proc")
+_HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s*(\d+)", re.MULTILINE)
+_READ_BYTES = 16 << 10
 _HAS_CHILDREN_FILES = (_PROC / "self" / "task" / str(os.getpid()) / "children").exists()
 
 
@@ -53,10 +56,9 @@ def children_of(pid: int) -> list[int]:
     if not _HAS_CHILDREN_FILES:
         return [child for child, parent in _parents().items() if parent == pid]
     found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in (_PROC / str(pid) / "task").iterdir():
-            with contextlib.suppress(OSError):
-                found += map(int, (task / "children").read_text().split())
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as tasks:
+        for task in tasks:
+            found += map(int, _text(f"{task.path}/children").split())
     return found
 
 
@@ -74,15 +76,8 @@ def descendants(pid: int) -> list[int]:
 
 def held_bytes(pid: int) -> int:
     """Resident bytes that only this process's end gives back: anonymous and shared memory, no file pages."""
-    try:
-        status = (_PROC / str(pid) / "status").read_bytes()
-    except OSError:
-        return 0
-    total = 0
-    for line in status.splitlines():
-        if line.startswith((b"RssAnon:", b"RssShmem:")):
-            total += int(line.split()[1]) << 10
-    return total
+    status = _text(f"/proc/{pid}/status")
+    return sum(int(kib) << 10 for kib in _HELD.findall(status))
 
 
 def resident_bytes(pid: int) -> int:
@@ -138,6 +133,24 @@ def end_tree(root: int, deadline_s: float = 5.0) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.002)
+
+
+def _text(path: str) -> bytes:
+    """A file of /proc, empty when its process is gone. Compiles are measured many times a second, and
+    ``pathlib`` costs more than the kernel."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    text = b""
+    try:
+        while part := os.read(fd, _READ_BYTES):
+            text += part
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    return text
 
 
 def _parents() -> dict[int, int]:

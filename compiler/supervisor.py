@@ -7,7 +7,7 @@ session, and leaves no process and no file behind.
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
 import resource
 import select
@@ -16,6 +16,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -24,41 +25,59 @@ from kaas.compiler.guarded_process import LEAST_POLL_S, MemoryGauge
 from kaas.compiler.job import CompileJob
 from kaas.compiler.loaded_generator import LoadedGenerator
 from kaas.compiler.process_tree import become_subreaper, descendants, end_descendants, held_bytes, set_name
-from kaas.compiler.worker import log_tail, run_worker
-
-_STAGE_BYTES = 64
+from kaas.compiler.worker_process import FreshWorker, RehearsedWorker, WorkerProcess
 
 Outcome = Literal["finished", "crashed", "timeout", "memory", "abandoned"]
 
 
-class StageBoard:
-    """One short text that the worker writes and the supervisor reads, also after a crash."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _STAGE_BYTES)
-
-    def set(self, stage: str) -> None:
-        """Show ``stage``."""
-        self._memory[:] = stage.encode()[: _STAGE_BYTES - 1].ljust(_STAGE_BYTES, b"\0")
-
-    def get(self) -> str:
-        """What is shown."""
-        return self._memory[:].rstrip(b"\0").decode(errors="replace")
-
-
 def supervise(connection: socket.socket, folder: Path, loaded: LoadedGenerator) -> None:
     """Receive one job on ``connection``, see it through and answer; its files lie in ``folder``."""
+    _begin()
+    _see_through(connection, folder, FreshWorker(loaded, connection))
+
+
+def stand_by(channel: socket.socket, loaded: LoadedGenerator, rehearse: Callable[[], None]) -> None:
+    """Fork a worker that rehearses, say on ``channel`` when it has, and wait there for a job.
+
+    The job comes as the path of its folder, with its connection attached. Ends when ``channel`` does.
+    """
+    _begin()
+    set_name("kaas-rehearsal")
+    worker = RehearsedWorker(loaded, channel, rehearse)
+    given = None
+    # A broken channel: the zygote ends, or wants nobody to stand by any more.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        if worker.wait_until_rehearsed():
+            channel.send(b"stands by")
+            set_name("kaas-standby")
+            given = worker.wait_for_job()
+    if given is None:
+        end_descendants()
+        return
+    folder, connection = given
+    channel.close()
+    with connection:
+        _see_through(connection, folder, worker)
+
+
+def _begin() -> None:
     become_subreaper()
-    set_name("kaas-supervisor")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _see_through(connection: socket.socket, folder: Path, worker: WorkerProcess) -> None:
+    set_name("kaas-supervisor")
     request = receive_frame(connection)
     if request is None:
+        end_descendants()
         return
     job = decode(request, CompileJob)
     try:
         folder.mkdir(mode=0o700)
-        verdict = _Watch(connection, job, Path(tempfile.mkdtemp(dir=folder)), loaded).run()
+        verdict = _Watch(connection, job, Path(tempfile.mkdtemp(dir=folder)), worker).run()
+        # Whoever hears the verdict may rely on it that nothing is left.
+        shutil.rmtree(folder, ignore_errors=True)
         if verdict is not None:
             send_frame(connection, verdict)
     except (BrokenPipeError, ConnectionResetError):
@@ -75,26 +94,26 @@ class _Watch:
     """One worker under watch."""
 
     def __init__(
-        self, connection: socket.socket, job: CompileJob, workdir: Path, loaded: LoadedGenerator
+        self,
+        connection: socket.socket,
+        job: CompileJob,
+        workdir: Path,
+        worker: WorkerProcess,
     ) -> None:
         self._connection = connection
         self._job = job
         self._workdir = workdir
-        self._loaded = loaded
-        self._stage = StageBoard()
-        self._result_fd = os.memfd_create("kaas-result", os.MFD_CLOEXEC)
-        self._log_fd = os.memfd_create("kaas-log", os.MFD_CLOEXEC)
-        self._born_with = held_bytes(os.getpid())
+        self._worker = worker
         self._gauge = MemoryGauge(job.limits.memory_bytes)
 
     def run(self) -> Verdict | None:
         """Start the worker, wait for its end or a reason to end it; ``None`` if nobody listens any more."""
+        worker = self._worker
         started = time.monotonic()
-        self._worker = self._fork()
-        # It has its session and its urgency: from here on it may be hurried.
-        send_frame(self._connection, WorkerStarted(pid=self._worker))
+        worker.start(self._job, self._workdir)
+        send_frame(self._connection, WorkerStarted(pid=worker.pid))  # from here on it may be hurried
         outcome, status = self._wait(started + self._job.limits.wall_s)
-        stage, log = self._stage.get(), log_tail(self._log_fd)
+        stage, log = worker.stage, worker.log
         end_descendants()
         shutil.rmtree(self._workdir, ignore_errors=True)
         if outcome == "abandoned":
@@ -107,37 +126,15 @@ class _Watch:
             stage=stage,
             status=status,
             log_tail=log if outcome != "finished" else "",
-            result=self._read_result() if outcome == "finished" else b"",
+            result=worker.result if outcome == "finished" else b"",
             wall_seconds=time.monotonic() - started,
-            cpu_seconds=usage.ru_utime + usage.ru_stime,
+            cpu_seconds=max(0.0, usage.ru_utime + usage.ru_stime - worker.rehearsed_cpu_s),
             peak_bytes=self._gauge.peak_bytes,
         )
 
-    def _fork(self) -> int:
-        supervisor = os.getpid()
-        settled, settled_fd = os.pipe2(os.O_CLOEXEC)
-        worker = os.fork()
-        if worker == 0:
-            self._connection.close()
-            os.close(settled)
-            run_worker(
-                self._job,
-                self._loaded,
-                supervisor=supervisor,
-                workdir=self._workdir,
-                result_fd=self._result_fd,
-                log_fd=self._log_fd,
-                set_stage=self._stage.set,
-                settled_fd=settled_fd,
-            )
-        os.close(settled_fd)
-        os.read(settled, 1)
-        os.close(settled)
-        return worker
-
     def _wait(self, deadline: float) -> tuple[Outcome, int]:
         """(outcome, the worker's exit status if it ended by itself)."""
-        worker_fd = os.pidfd_open(self._worker)
+        worker_fd = os.pidfd_open(self._worker.pid)
         poller = select.poll()
         poller.register(worker_fd, select.POLLIN)
         poller.register(self._connection, select.POLLIN)
@@ -147,7 +144,7 @@ class _Watch:
                 wait_s = max(0.0, min(look_at, deadline) - time.monotonic())
                 ready = {fd for fd, _ in poller.poll(1000 * wait_s)}
                 if worker_fd in ready:
-                    _, status = os.waitpid(self._worker, 0)
+                    _, status = os.waitpid(self._worker.pid, 0)
                     return "finished", os.waitstatus_to_exitcode(status)
                 if self._connection.fileno() in ready:
                     # The daemon sends nothing after the job: this is the end of the connection.
@@ -163,13 +160,4 @@ class _Watch:
 
     def _held(self) -> int:
         """Bytes that the job holds beyond the copy of the zygote that it was born with."""
-        return sum(map(held_bytes, descendants(os.getpid()))) - self._born_with
-
-    def _read_result(self) -> bytes:
-        size = os.fstat(self._result_fd).st_size
-        parts = []
-        at = 0
-        while at < size and (part := os.pread(self._result_fd, size - at, at)):
-            parts.append(part)
-            at += len(part)
-        return b"".join(parts)
+        return sum(map(held_bytes, descendants(os.getpid()))) - self._worker.born_with

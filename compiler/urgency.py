@@ -22,7 +22,8 @@ def be_gentle() -> None:
     As far as it can be taken back: without the right to lower its niceness again, a process that somebody
     comes to wait for would stay behind all others.
     """
-    _renice(os.getpid(), _GENTLE if _may_be_hurried() else _SOMEWHAT_GENTLE)
+    gentle = _GENTLE if may_be_hurried() else _SOMEWHAT_GENTLE
+    _renice(os.getpid(), max(gentle, own_niceness()))
 
 
 def be_as_gentle_in_this_session() -> None:
@@ -31,22 +32,30 @@ def be_as_gentle_in_this_session() -> None:
     Where the kernel shares the processor between sessions first (autogroups), niceness counts only inside of
     one, and a new session has none.
     """
-    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    niceness = own_niceness()
     if niceness > 0:
         _renice_session(os.getpid(), niceness)
 
 
-def hurry(root: int) -> None:
-    """Take :func:`be_gentle` back for ``root`` and everything below it, as far as that is allowed."""
+def hurry(root: int, niceness: int | None = None) -> None:
+    """Take :func:`be_gentle` back for ``root`` and everything below it, as far as that is allowed: down to
+    ``niceness``, or to that of this process."""
+    niceness = own_niceness() if niceness is None else niceness
     # A process before its children: those that it starts from now on are as it is.
     pending = [root]
     while pending:
         pid = pending.pop()
-        _renice(pid, 0)
+        _renice(pid, niceness)
         pending += children_of(pid)
 
 
-def _may_be_hurried() -> bool:
+def own_niceness() -> int:
+    """Of this process; ordinary is 0, 19 lets everybody else run first."""
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def may_be_hurried() -> bool:
+    """Whether this process could take its niceness back."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
     if soft == resource.RLIM_INFINITY or soft >= _RLIMIT_OF_NICE_0:
         return True

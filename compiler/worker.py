@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -27,32 +28,33 @@ from kaas.proto.errors import CompileFailed, CompileOutOfMemory, InternalError, 
 
 LOG_TAIL_BYTES = 8000
 
+_GC_THRESHOLD = 200_000
+"""Objects between collections: a process that lives for a second has little to collect."""
+
 SetStage = Callable[[str], None]
+Order = tuple[CompileJob, Path]
+"""A job, and the empty folder for its files."""
 
 
 def run_worker(
-    job: CompileJob,
+    take_order: Callable[[], Order | None],
     loaded: LoadedGenerator,
     *,
     supervisor: int,
-    workdir: Path,
     result_fd: int,
     log_fd: int,
     set_stage: SetStage,
     settled_fd: int,
 ) -> NoReturn:
-    """Do the job in this freshly forked process and exit; the supervisor reads the rest.
+    """Do one job in this freshly forked process and exit; the supervisor reads the rest.
 
-    ``settled_fd`` is closed once the process has its session and its urgency.
+    ``take_order`` waits for the job; without one the process just ends. ``settled_fd`` is closed once the
+    process has its session, its job and its urgency.
     """
     try:
         die_with_parent(signal.SIGKILL, supervisor)
-        set_name("kaas-worker")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.setsid()
-        if job.background:
-            be_gentle()
-        os.close(settled_fd)
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         _volunteer_for_the_oom_killer()
@@ -60,6 +62,15 @@ def run_worker(
         # Writing past it is an error of the write, not a signal.
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         _limit_file_size()
+        gc.set_threshold(_GC_THRESHOLD)
+        order = take_order()
+        if order is None:
+            os._exit(0)
+        job, workdir = order
+        set_name("kaas-worker")
+        if job.background:
+            be_gentle()
+        os.close(settled_fd)
         result = _result_of(job, loaded, workdir, log_fd, set_stage)
         set_stage("report")
         _write_all(result_fd, encode(result))

@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kaas.compiler.frames import (
@@ -41,11 +41,14 @@ from kaas.compiler.process_tree import (
     resident_bytes,
     set_name,
 )
+from kaas.compiler.standby import Standby
 from kaas.compiler.toolkit import read_toolkit
 from kaas.proto.errors import KaasError, ToolchainMissing
 
 WARM_UP_SPEC = {"family": "gemm", "m": 128, "n": 256, "k": 256}
 WARM_UP_SOC = "Ascend950PR_9579"
+WARM_UPS = 4
+"""So often are the interpreter's and TVM's hot paths walked before they are as fast as they get: a fifth."""
 
 _MESSAGE_BYTES = 1 << 16
 _FAREWELL_S = 3.0
@@ -59,7 +62,8 @@ class Zygote:
         self._work_root = work_root
         self._loaded = loaded
         self._job_of: dict[int, int] = {}  # supervisor's pid -> job
-        self._toolkits_seen: set[str] = set()
+        self._poller = select.poll()
+        self._standby = Standby(self._poller, self._fork_standby)
         self._draining = False
         self._orphaned = False
 
@@ -69,17 +73,21 @@ class Zygote:
         self._wake = (wake_read, wake_write)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(wake_write)
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        poller.register(wake_read, select.POLLIN)
+        self._poller.register(self._control, select.POLLIN)
+        self._poller.register(wake_read, select.POLLIN)
         while not (self._orphaned or (self._draining and not self._job_of)):
-            ready = {fd for fd, _ in poller.poll()}
+            self._standby.set_idle(not self._job_of and not self._draining)
+            wait_s = self._standby.wait_s
+            ready = {fd for fd, _ in self._poller.poll(None if wait_s is None else 1000 * wait_s)}
             if wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 1 << 16)
+            self._standby.hear(ready)
             if self._control.fileno() in ready:
                 self._obey()
             self._reap()
+            self._standby.act()
+        self._standby.dismiss()
         if self._orphaned:
             self._say_farewell()
 
@@ -98,18 +106,30 @@ class Zygote:
                     end_tree(pid)
         elif isinstance(command, Drain):
             self._draining = True
+            self._standby.dismiss()
 
     def _start(self, command: StartJob, connection: socket.socket) -> None:
         self._look_at_toolkit(command)
+        folder = self._work_root / f"job-{command.job_id}"
+        pid = self._standby.give(command.toolkit_home, folder, connection)
+        if pid is None:
+            from kaas.compiler.supervisor import supervise
+
+            pid = self._fork(lambda: supervise(connection, folder, self._loaded))
+        if pid is None:
+            self._report(SupervisorEnded(job_id=command.job_id, status=70))
+        else:
+            self._job_of[pid] = command.job_id
+
+    def _fork(self, run: Callable[[], None]) -> int | None:
+        """The process that runs ``run`` and ends; ``None`` when there is no room for one."""
         try:
             pid = os.fork()
         except OSError as error:
             print(f"fork failed: {error}", file=sys.stderr, flush=True)
-            self._report(SupervisorEnded(job_id=command.job_id, status=70))
-            return
+            return None
         if pid:
-            self._job_of[pid] = command.job_id
-            return
+            return pid
         status = 70
         try:
             signal.set_wakeup_fd(-1)
@@ -117,21 +137,29 @@ class Zygote:
             for fd in self._wake:
                 os.close(fd)
             self._control.close()
-            from kaas.compiler.supervisor import supervise
-
-            supervise(connection, self._work_root / f"job-{command.job_id}", self._loaded)
+            self._standby.close_in_child()
+            run()
             status = 0
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(status)
 
+    def _fork_standby(self, ours: socket.socket, theirs: socket.socket) -> int | None:
+        from kaas.compiler.supervisor import stand_by
+
+        def run() -> None:
+            ours.close()
+            stand_by(theirs, self._loaded, rehearse)
+
+        return self._fork(run)
+
     def _look_at_toolkit(self, command: StartJob) -> None:
         """Hash a toolkit once, here, so that every worker inherits the digests and only checks the files'
         state."""
-        if command.toolchain is None or command.toolkit_home in self._toolkits_seen:
+        if command.toolchain is None or self._standby.knows(command.toolkit_home):
             return
-        self._toolkits_seen.add(command.toolkit_home)
+        self._standby.learn(command.toolkit_home)
         with contextlib.suppress(KaasError):  # the worker reports what is wrong
             read_toolkit(
                 Path(command.toolkit_home),
@@ -158,7 +186,7 @@ class Zygote:
     def _end_orphans(self) -> None:
         """What a killed supervisor left behind has become ours."""
         for pid in children_of(os.getpid()):
-            if pid not in self._job_of:
+            if pid not in self._job_of and pid != self._standby.pid:
                 end_tree(pid)
 
     def _report(self, report: Report) -> None:
@@ -177,7 +205,7 @@ class Zygote:
 
 
 def warm_up() -> None:
-    """Import everything a job needs and lower one small kernel. Raises :class:`ToolchainMissing`.
+    """Import everything a job needs and lower a small kernel. Raises :class:`ToolchainMissing`.
 
     Whatever takes part in lowering is imported here, not above, so that it can be identified around it.
     """
@@ -190,11 +218,19 @@ def warm_up() -> None:
             missing="tilelang",
         ) from error
     import kaas.compiler.supervisor  # noqa: F401
-    from kaas.compiler.lowering import lower
-    from kaas.kernel_library.registry import families, parse_spec
-    from kaas.kernel_library.targets import target_named
+    from kaas.kernel_library.registry import families
 
     families()
+    for _ in range(WARM_UPS):
+        rehearse()
+
+
+def rehearse() -> None:
+    """Lower a small kernel and throw it away."""
+    from kaas.compiler.lowering import lower
+    from kaas.kernel_library.registry import parse_spec
+    from kaas.kernel_library.targets import target_named
+
     try:
         lower(parse_spec(WARM_UP_SPEC), target_named(WARM_UP_SOC))
     except KaasError as error:

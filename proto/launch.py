@@ -16,7 +16,8 @@ class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     Tensors are row-major and contiguous with ``shape``; scalars have an empty shape. ``dtype`` is a name of
     :data:`kaas.proto.dtypes.ELEMENT_TYPES`. ``alignment`` is the required byte alignment of the data pointer.
-    A tensor that ``may_be_empty`` may have no elements while an output has some.
+    A tensor that ``may_be_empty`` may have no elements while an output has some. A scalar is a number from
+    -``largest`` to ``largest`` if there is one.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     shape: tuple[Extent, ...] = ()
     alignment: int = 32
     may_be_empty: bool = False
+    largest: float | None = None
 
 
 class SignatureArgument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Plain request: how a rank asks the daemon for a kernel without gRPC, which costs it 0.1 s to import.
 
 On the socket beside the daemon's own (:func:`kaas.proto.locations.lease_socket`) a client writes one line of
-JSON, a :class:`Want`, and reads one, a :class:`Given`. It may hang up before that: then it waits no more.
+JSON, a :class:`Want`, and reads one, a :class:`Given`. It may hang up before that: then it waits no more. One
+that only shuts its sending side down is answered.
 Everything else is gRPC's, bytes in the reply included.
 """
 

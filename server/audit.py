@@ -102,8 +102,8 @@ class Audit:
 
     def _find(self, key: str, event: str, limit: int) -> list[dict[str, Any]]:
         found: deque[dict[str, Any]] = deque(maxlen=limit or None)
-        wanted = f'"key":"{key}'.encode() if key else b""
-        for record in self._log.records(wanted):
+        wanted = f'"key":"{key}' if key else f'"event":"{event}"' if event else ""
+        for record in self._log.records(wanted.encode()):
             if event and record.get("event") != event:
                 continue
             if not key or str(record.get("key", "")).startswith(key):

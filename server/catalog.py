@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import re
@@ -23,6 +24,7 @@ from kaas.proto.errors import InvalidRequest, KaasError, KernelNotFound
 from kaas.proto.launch import LaunchMetadata
 from kaas.proto.passport import FieldDifference, KernelKey, Passport, differences
 from kaas.server.explanation import progress_text, reason_for_miss, reason_of_failure
+from kaas.server.family_filter import is_known_family, require_family
 from kaas.server.holdings import Holdings
 from kaas.server.negative_results import Failure, NegativeResults
 from kaas.server.paging import MAX_PAGE
@@ -35,6 +37,9 @@ STATES = ("ready", "compiling", "queued", "failed")
 NEAREST = 3
 COMPARED = 40
 """How many cached kernels, those with the likest specs, are compared field by field for an explanation."""
+
+INDEX_PATIENCE_S = 5.0
+"""How long a list waits for an index that fills up; a lost one may take minutes, and the list is short."""
 
 T = TypeVar("T")
 
@@ -134,7 +139,10 @@ class Catalog:
         scheduler: Scheduler[Any],
         failures: NegativeResults,
         holdings: Holdings | None = None,
+        *,
+        index_is_whole: bool = True,
     ) -> None:
+        """``index_is_whole`` is false where :meth:`rebuild` is still to come."""
         self.holdings = Holdings(store) if holdings is None else holdings
         self._environment = environment
         self._store = store
@@ -142,6 +150,9 @@ class Catalog:
         self._scheduler = scheduler
         self._failures = failures
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
+        self._index_whole = asyncio.Event()
+        if index_is_whole:
+            self._index_whole.set()
 
     async def rebuild(self) -> None:
         """Bring the index in line with the store after a start; trouble leaves lists short, nothing else."""
@@ -151,6 +162,8 @@ class Catalog:
                 pass
         except Exception:  # as for every update
             log.warning("the index could not be rebuilt", exc_info=True)
+        finally:
+            self._index_whole.set()
 
     def added(self, summary: dict[str, Any]) -> None:
         """A kernel was published. The index is a convenience: its trouble is logged, never raised."""
@@ -183,12 +196,16 @@ class Catalog:
     async def page(self, wanted: KernelFilter, *, page_size: int, page_token: str) -> KernelPage:
         """Kernels that are coming, then those whose compile failed, then cached ones, newest first.
 
-        Raises :class:`InvalidRequest` for an unknown state, page size or page token.
+        Raises :class:`InvalidRequest` for an unknown family, state, page size or page token.
         """
+        if wanted.family and not is_known_family(wanted.family):
+            await self._whole_index()
+            require_family(wanted.family, await self.on_index(self._index.families))
         if wanted.state and wanted.state not in STATES:
             raise InvalidRequest(f"no state {wanted.state!r}", field="state", legal=STATES)
         if not 1 <= page_size <= MAX_PAGE:
             raise InvalidRequest(f"page_size is {page_size}", field="page_size", legal=f"1 to {MAX_PAGE}")
+        await self._whole_index()
         coming = [
             summary
             for summary in (*self._coming(), *self._failed(), *self._in_memory())
@@ -245,6 +262,7 @@ class Catalog:
         if key in self.holdings.memory:
             reason = "It is kept in memory, until the store has room for it."
             return Explanation(key=key, hit=True, reason=reason, nearest=[])
+        await self._whole_index()
         nearest = await self._nearest(passport)
         forecast = self._scheduler.forecasts().get(key)
         failure = None if forecast is not None else self._failures.recall(key)
@@ -280,6 +298,7 @@ class Catalog:
             )
         if len(key) == 64:
             return KernelKey(key)
+        await self._whole_index()
         cached = await self.on_index(lambda: self._index.keys_with_prefix(key, limit=5))
         matches = sorted({*cached, *self.holdings.keys(key, limit=5)})
         if not matches:
@@ -371,6 +390,12 @@ class Catalog:
         # The same spec first: when the toolchain changed, that is the news, not a neighbour with another n.
         found.sort(key=lambda near: (_differs_in_spec(near), len(near.differences), near.key))
         return found[:NEAREST]
+
+    async def _whole_index(self) -> None:
+        """Right after a start the index fills up: who asks for a list waits for it, within reason."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INDEX_PATIENCE_S):
+                await self._index_whole.wait()
 
     async def on_index(self, call: Callable[[], T]) -> T:
         """Run a short call on the index's thread."""

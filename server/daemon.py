@@ -186,7 +186,9 @@ class Daemon:
             self._store, memory_bytes=config.memory_kernels_bytes, audit_bytes=config.audit_max_bytes
         )
         closing.push_async_callback(holdings.audit.flush)
-        self._catalog = Catalog(self.environment, self._store, index, scheduler, failures, holdings)
+        self._catalog = Catalog(
+            self.environment, self._store, index, scheduler, failures, holdings, index_is_whole=False
+        )
         eviction = Eviction(self._store, index, self._store.limits, holdings.protects)
         self._keeper = StoreKeeper(self._store, self._catalog, holdings, eviction)
         closing.push_async_callback(self._catalog.close)
@@ -351,15 +353,27 @@ class Daemon:
 
     async def _keep_sockets(self) -> None:
         """A cleaner of old files may take a socket away; who connects next must find it again."""
+
+        async def renew_rest() -> bool:
+            return self._rest is not None and self._rest.renew()
+
+        async def renew_monitoring() -> bool:
+            return self._monitoring is not None and self._monitoring.renew()
+
+        kept = {
+            str(self._config.socket): self._grpc.renew_unix,
+            str(lease_socket(Path(self._config.socket))): self._leases.renew,
+            str(self._config.rest_address): renew_rest,
+            str(self._config.monitoring_address): renew_monitoring,
+        }
         while True:
             await asyncio.sleep(SOCKET_PERIOD_S)
-            try:
-                if await self._grpc.renew_unix():
-                    log.warning("the socket %s was deleted, and is there again", self._config.socket)
-                if await self._leases.renew():
-                    log.warning("the socket for leases was deleted, and is made again")
-            except (KaasError, OSError) as error:
-                log.error("the socket was deleted and cannot be made again: %s", error)
+            for path, renew in kept.items():
+                try:
+                    if await renew():
+                        log.warning("the socket %s was deleted, and is there again", path)
+                except (KaasError, OSError) as error:
+                    log.error("the socket %s was deleted and cannot be made again: %s", path, error)
 
     async def _keep_store(self) -> None:
         """What must go is known once the index is complete; until then nothing does."""

@@ -194,7 +194,7 @@ class KernelServicer(pb_grpc.KernelServiceServicer):
         """One page of remembered failures, newest first."""
 
         async def answer() -> pb.ListFailuresResponse:
-            found = [one for one in self._failures.all() if request.family in ("", one.family)]
+            found = self._failures.of_family(request.family)
             page, token, total = page_of(found, request.page_size or 100, request.page_token)
             return pb.ListFailuresResponse(
                 failures=map(self._failure, page), next_page_token=token, total=total

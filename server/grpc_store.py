@@ -122,7 +122,9 @@ class StoreServicer(pb_grpc.StoreServiceServicer):
         """The check of all artifacts."""
 
         async def answer() -> pb.ScrubResponse:
-            return pb.ScrubResponse(**msgspec.structs.asdict(self._store.scrub(request.start)))
+            state = msgspec.structs.asdict(self._store.scrub(request.start))
+            skipped = [pb.SkippedDirectory(path=one.path, reason=one.reason) for one in state.pop("skipped")]
+            return pb.ScrubResponse(**state, skipped=skipped)
 
         return await guarded(answer, context)
 
@@ -183,4 +185,5 @@ def _user(user: KernelUser) -> pb.KernelUser:
         origin=user.origin,
         liveness=_LIVENESS[user.liveness],
         session=user.session,
+        ended_unix=user.ended_unix,
     )

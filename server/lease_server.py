@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 import secrets
+import select
 import socket
 import struct
 import time
@@ -38,6 +39,9 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 4096
 MAX_CONNECTIONS_PER_PROCESS = 8
 HELLO_LIMIT_S = 10.0
+HANG_UP_CHECK_S = 0.5
+"""How late it is noticed that whoever will say nothing more has gone for good."""
+
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -143,6 +147,7 @@ class _Connection(asyncio.Protocol):
         self._holder: Holder | None = None
         self._answering: asyncio.Task[None] | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
+        self._hang_up_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -173,6 +178,10 @@ class _Connection(asyncio.Protocol):
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             log.warning("a lease connection ended: %s", error, extra=facts(pid=self._pid, uid=self._uid))
             self._end()
+
+    def eof_received(self) -> bool:
+        """The client says nothing more: a lease ends, a question is answered while there is somebody to."""
+        return self._answering is not None and self._is_listened_to()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
@@ -208,6 +217,23 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
         self._answering = asyncio.create_task(answer(), name=f"answer {self._pid}")
+
+    def _is_listened_to(self) -> bool:
+        """Whether the client can still read; looked at again and again, as the loop does not tell."""
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), 0)
+        if any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0)):
+            return False
+        loop = asyncio.get_running_loop()
+        self._hang_up_timer = loop.call_later(HANG_UP_CHECK_S, self._end_if_alone)
+        return True
+
+    def _end_if_alone(self) -> None:
+        if not self._is_listened_to():
+            self._end()
 
     def _greet(self, hello: _Hello) -> None:
         if self._hello_timer is not None:
@@ -256,6 +282,8 @@ class _Connection(asyncio.Protocol):
     def _forget(self) -> None:
         if self._hello_timer is not None:
             self._hello_timer.cancel()
+        if self._hang_up_timer is not None:
+            self._hang_up_timer.cancel()
         if self._answering is not None:
             self._answering.cancel()  # nobody waits any more
         if self._is_counted:
@@ -268,5 +296,10 @@ class _Connection(asyncio.Protocol):
         if held:
             self._server.released(held)
             self._server.audit.note(
-                "ended", pid=holder.pid, user=holder.user, session=holder.session, kernels=len(held)
+                "ended",
+                pid=holder.pid,
+                user=holder.user,
+                session=holder.session,
+                started=holder.started,
+                kernels=len(held),
             )

@@ -18,6 +18,7 @@ import msgspec
 from kaas.proto.errors import InvalidRequest, KaasError, KernelNotFound, error_from_record
 from kaas.proto.passport import Passport
 from kaas.server.failure_kind import FailureKind, failure_kind
+from kaas.server.family_filter import require_family
 from kaas.server.state_file import StateFile
 from kaas.server.status import bounded_record_json
 
@@ -159,6 +160,12 @@ class NegativeResults:
         if dead:
             self._forget(dead)
         return list(reversed(self._failures.values()))
+
+    def of_family(self, name: str) -> list[Failure]:
+        """Those of a family, or all for an empty name. Raises :class:`InvalidRequest` if there is none."""
+        found = self.all()
+        require_family(name, (failure.family for failure in found))
+        return [failure for failure in found if name.casefold() in ("", failure.family.casefold())]
 
     def find(self, key: str) -> Failure:
         """One failure by key or unambiguous prefix. Raises :class:`InvalidRequest` or KernelNotFound."""

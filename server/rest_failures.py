@@ -19,7 +19,7 @@ def add_failure_routes(app: FastAPI, failures: NegativeResults) -> None:
         family: Filter = "", page_size: PageSize = 100, page_token: PageToken = ""
     ) -> bodies.FailurePageBody:
         """Remembered failures, newest first."""
-        found = [failure for failure in failures.all() if family in ("", failure.family)]
+        found = failures.of_family(family)
         page, next_token, total = page_of(found, page_size, page_token)
         return bodies.FailurePageBody(
             failures=[failure_body(failure, failures.answered(failure.key)) for failure in page],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Generator
 from pathlib import Path
@@ -36,8 +37,8 @@ class _EmbeddedServer(uvicorn.Server):
 class RestServer:
     """One listener for an app, on TCP or a Unix socket.
 
-    ``field`` is the configuration field that has the address. ``checks_host`` can be turned off for an app that
-    takes nothing and tells no secrets, which may then be reached by any name.
+    ``field`` is the configuration field that has the address. ``checks_host`` can be turned off for an app
+    that takes nothing and tells no secrets, which may then be reached by any name.
     """
 
     def __init__(
@@ -50,27 +51,26 @@ class RestServer:
         field: str = "rest_address",
         checks_host: bool = True,
     ) -> None:
+        self._access = access
+        self._field = field
         self._path = Path(address.path) if address.path else None
+        self._own: tuple[int, int] | None = None
         if self._path is not None:
-            self._socket = listeners.bind_unix(self._path, access, field=field)
-            self._own = listeners.identity(self._path)
+            self._socket = self._bind(self._path)
         else:
             self._socket = listeners.bind_tcp(address.host, address.port, field=field)
-        guarded = RestGuard(app, checks_host=checks_host and self._path is None, allow_remote=allow_remote)
-        self._server = _EmbeddedServer(
-            uvicorn.Config(
-                guarded,
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                date_header=False,
-                server_header=False,
-                proxy_headers=False,
-                ws="none",
-                timeout_graceful_shutdown=1,
-            )
+        self._config = uvicorn.Config(
+            RestGuard(app, checks_host=checks_host and self._path is None, allow_remote=allow_remote),
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            date_header=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
         )
-        self._task: asyncio.Task[None] | None = None
+        self._serving: list[tuple[_EmbeddedServer, asyncio.Task[None]]] = []
 
     @property
     def url(self) -> str:
@@ -84,13 +84,33 @@ class RestServer:
 
     def start(self) -> None:
         """Begin to answer; the socket is listening already."""
-        self._task = asyncio.create_task(self._server.serve([self._socket]), name="rest")
+        server = _EmbeddedServer(self._config)
+        task = asyncio.create_task(server.serve([self._socket]), name="rest")
+        self._serving.append((server, task))
+
+    def renew(self) -> bool:
+        """Listen at the socket's path anew if the socket was deleted; whether it was.
+
+        What another process put there is left alone. Raises like
+        :func:`kaas.server.listeners.claimed_socket`.
+        """
+        if self._path is None or os.path.lexists(self._path):
+            return False
+        # The server before goes on for those who are connected to it.
+        self._socket = self._bind(self._path)
+        self.start()
+        return True
 
     async def stop(self) -> None:
         """Close the listener, let running answers end for about a second, cut the rest."""
         if self._path is not None:
             listeners.remove_own(self._path, self._own)
-        self._server.stop_requested.set()
-        if self._task is not None:
-            await self._task
+        for server, _ in self._serving:
+            server.stop_requested.set()
+        await asyncio.gather(*(task for _, task in self._serving))
         self._socket.close()
+
+    def _bind(self, path: Path) -> socket.socket:
+        bound = listeners.bind_unix(path, self._access, field=self._field)
+        self._own = listeners.identity(path)
+        return bound

@@ -73,12 +73,12 @@ def add_store_routes(app: FastAPI, store: StoreService) -> None:
     @app.get("/v1/scrub", tags=["store"])
     async def scrub_state() -> bodies.ScrubBody:
         """How far the check of all artifacts is, or how the last one ended."""
-        return bodies.ScrubBody.model_validate(msgspec.structs.asdict(store.scrub(start=False)))
+        return bodies.ScrubBody.model_validate(msgspec.to_builtins(store.scrub(start=False)))
 
     @app.post("/v1/scrub", tags=["store"])
     async def scrub() -> bodies.ScrubBody:
         """Check every artifact now, as fast as the disk allows; damaged ones go into quarantine."""
-        return bodies.ScrubBody.model_validate(msgspec.structs.asdict(store.scrub(start=True)))
+        return bodies.ScrubBody.model_validate(msgspec.to_builtins(store.scrub(start=True)))
 
     @app.get("/v1/usage", tags=["store"])
     async def usage() -> bodies.UsageBody:

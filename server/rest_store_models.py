@@ -25,7 +25,7 @@ _PIN: dict[str, Any] = {
     "expires_unix": 0.0,
     "stored": True,
 }
-_USER: dict[str, Any] = {**_LEASE, "origin": "store", "liveness": "alive"}
+_USER: dict[str, Any] = {**_LEASE, "origin": "store", "liveness": "alive", "ended_unix": 0.0}
 del _USER["key"]
 _RECORD: dict[str, Any] = {
     "when_unix": 1790000000.0,
@@ -129,6 +129,7 @@ class UserBody(BaseModel):
     origin: Literal["store", "hit", "compiled", "joined", "held"]
     liveness: Literal["alive", "ended", "unknown"]
     session: str
+    ended_unix: float = Field(description="when a process that ended did; 0: it runs, or nobody noticed")
 
 
 class UsersBody(BaseModel):
@@ -191,6 +192,13 @@ class UsageBody(BaseModel):
     daemon_resident_bytes: int = Field(description="memory of the daemon, without its compile workers")
 
 
+class SkippedDirectoryBody(BaseModel):
+    """A directory whose artifacts were not checked."""
+
+    path: str
+    reason: str
+
+
 class ScrubBody(BaseModel):
     """The check of all artifacts: the pass under way, or the last. Done when ``passes`` is ``asked_for``."""
 
@@ -204,6 +212,9 @@ class ScrubBody(BaseModel):
             "damaged": 0,
             "damaged_keys": [],
             "finished_unix": 1790000000.0,
+            "skipped": [],
+            "failures": 0,
+            "trouble": "",
         }
     )
     passes: int
@@ -214,3 +225,6 @@ class ScrubBody(BaseModel):
     damaged: int
     damaged_keys: list[str]
     finished_unix: float
+    skipped: list[SkippedDirectoryBody]
+    failures: int = Field(description="passes that could not be made, as the store could not be listed")
+    trouble: str = Field(description="why the last of them could not; empty since a pass was made")

@@ -30,7 +30,10 @@ _ORIGINS = ("store", "hit", "compiled", "joined", "held")
 
 
 class KernelUser(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that took a kernel: where from, since when, and whether it still runs."""
+    """A process that took a kernel: where from, since when, and whether it still runs.
+
+    ``ended_unix`` is when one that does not ended; 0: it runs, or nobody noticed.
+    """
 
     pid: int
     uid: int
@@ -41,6 +44,7 @@ class KernelUser(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin
     liveness: Liveness
     session: str
+    ended_unix: float = 0.0
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,8 +121,10 @@ class StoreService:
         full = await self._resolve(key)
         held = {lease.holder.session: lease for lease in self._holdings.leases.leases(full)}
         found: dict[str, KernelUser] = {}
-        for record in await self._holdings.audit.find(key=full):
-            user = _user_of(record, held)
+        records = await self._holdings.audit.find(key=full)
+        ends = _ends(await self._holdings.audit.find(event="ended"))
+        for record in records:
+            user = _user_of(record, held, ends)
             if user is not None:
                 before = found.get(user.session)
                 if before is not None:  # it asked, then held
@@ -249,7 +255,23 @@ def _holder(lease: Lease) -> KernelUser:
     )
 
 
-def _user_of(record: Mapping[str, Any], held: Mapping[str, Lease]) -> KernelUser | None:
+def _ends(records: Sequence[Mapping[str, Any]]) -> dict[Any, float]:
+    """When connections ended, by session; and by process (number and start), which may have had several."""
+    ends: dict[Any, float] = {}
+    for record in records:
+        when = record.get("when_unix")
+        if isinstance(when, (int, float)):
+            ends[str(record.get("session"))] = ends[_process(record)] = float(when)
+    return ends
+
+
+def _process(record: Mapping[str, Any]) -> tuple[str, str]:
+    return str(record.get("pid")), str(record.get("started"))
+
+
+def _user_of(
+    record: Mapping[str, Any], held: Mapping[str, Lease], ends: Mapping[Any, float]
+) -> KernelUser | None:
     """Who a record speaks of, if it is of somebody who got the kernel. Records are ours, but from a file."""
     event, pid = record.get("event"), record.get("pid", 0)
     origin = record.get("origin" if event == "use" else "outcome")
@@ -263,6 +285,8 @@ def _user_of(record: Mapping[str, Any], held: Mapping[str, Lease]) -> KernelUser
         state = "alive"
     elif event == "use" and isinstance(started, int):
         state = liveness(pid, started)
+    # Its last connection's end; records of older daemons name none but that of the one it took this by.
+    ended = ends.get(_process(record), ends.get(session, 0.0)) if state == "ended" else 0.0
     uid, when = record.get("uid", -1), record.get("when_unix", 0.0)
     return KernelUser(
         pid=pid,
@@ -274,4 +298,5 @@ def _user_of(record: Mapping[str, Any], held: Mapping[str, Lease]) -> KernelUser
         origin=origin,
         liveness=state,
         session=session,
+        ended_unix=ended,
     )

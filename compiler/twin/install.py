@@ -24,12 +24,14 @@ MARKER = "kaas-twin.json"
 DEFAULT_CANN_VERSION = "9.2.0"
 
 _TOOLKIT = Path(__file__).with_name("toolkit")
-# Optimised, but with plain IEEE arithmetic: the twin must not flush or reorder.
+# Optimised, but plain IEEE arithmetic and wrapping integers: the twin must not flush, reorder or contract.
 _COMPILE = (
     "-std=c++20",
     "-O3",
     "-fPIC",
     "-fno-strict-aliasing",
+    "-fwrapv",
+    "-ffp-contract=off",
     "-fnon-call-exceptions",
     "-fvisibility=default",
 )

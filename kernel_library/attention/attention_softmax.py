@@ -21,6 +21,7 @@ from kaas.kernel_library.attention.attention_cube import (
 from kaas.kernel_library.attention.attention_tiles import CHUNK, WEIGHT_SLOTS, AttentionTiles
 from kaas.kernel_library.attention.finished_rows import finished_rows
 from kaas.kernel_library.cube.cube_pipeline import CORE_PAIR, VECTOR_LANES, Rings
+from kaas.proto.launch import Parameter
 
 LEAST_SCORE = -3.4028234663852886e38
 """What m starts with: finite, so that exp(-inf - m) is 0 and never NaN."""
@@ -30,6 +31,13 @@ BLOCK_ELEMENTS = 16
 """bf16 values in 32 bytes: a column of L1."""
 RESULT_EVENT = WEIGHT_SLOTS
 """Of V and MTE3, beside those of the slots of weights."""
+LARGEST_SCALE = 2.0**32
+"""Beyond it scores that bf16 queries and keys have in practice become infinite in fp32, and weights NaN."""
+
+
+def softmax_scale() -> Parameter:
+    """The scalar that scores are multiplied with."""
+    return Parameter(name="softmax_scale", role="scalar", dtype="fp32", largest=LARGEST_SCALE)
 
 
 class AttentionSoftmax(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kaas.kernel_library.attention.attention_program import ATTENTION_SOURCES, attention_program
-from kaas.kernel_library.attention.attention_softmax import SPARSE_PITCH
+from kaas.kernel_library.attention.attention_softmax import SPARSE_PITCH, softmax_scale
 from kaas.kernel_library.attention.attention_tiles import (
     CHUNK,
     AttentionTile,
@@ -143,7 +143,7 @@ def parameters(spec: MlaDecodeSpec) -> tuple[Parameter, ...]:
             name="block_table", role="in", dtype="int32", shape=(requests, "max_pages"), may_be_empty=True
         ),
         Parameter(name="cache_seqlens", role="in", dtype="int32", shape=(requests,)),
-        Parameter(name="softmax_scale", role="scalar", dtype="fp32"),
+        softmax_scale(),
         *(workspace if spec.split else ()),
         Parameter(name="out", role="out", dtype="bf16", shape=(*queries, D_V)),
         Parameter(name="lse", role="out", dtype="fp32", shape=(requests, spec.heads, spec.s_q)),
@@ -400,7 +400,7 @@ that meets their block, seen or not: 0 * inf.
         "kv_cache": "[pages, page, 1, d_qk]; the first 512 values of a record are its value",
         "block_table": "[requests, max_pages], the pages of each request in order",
         "cache_seqlens": "keys of each request",
-        "softmax_scale": "factor of the scores, 576^-0.5 or 192^-0.5 as the model has it",
+        "softmax_scale": "factor of the scores, 576^-0.5 or 192^-0.5 as the model has it; from -2^32 to 2^32",
         "part_out": "[parts, requests, s_q * heads, 512], scratch; only parts with keys are written",
         "part_lse": "[parts, requests, s_q * heads], scratch likewise",
         "out": "[requests, s_q, heads, 512]",

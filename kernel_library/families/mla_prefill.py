@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kaas.kernel_library.attention.attention_program import ATTENTION_SOURCES, attention_program
+from kaas.kernel_library.attention.attention_softmax import softmax_scale
 from kaas.kernel_library.attention.attention_tiles import (
     AttentionTile,
     AttentionTiles,
@@ -107,7 +108,7 @@ def parameters(spec: MlaPrefillSpec) -> tuple[Parameter, ...]:
         Parameter(name="v", role="in", dtype="bf16", shape=(*keys, D_V), may_be_empty=True),
         Parameter(name="cu_seqlens_q", role="in", dtype="int32", shape=("offsets",)),
         Parameter(name="cu_seqlens_k", role="in", dtype="int32", shape=("offsets",)),
-        Parameter(name="softmax_scale", role="scalar", dtype="fp32"),
+        softmax_scale(),
         Parameter(name="out", role="inout", dtype="bf16", shape=(tokens, spec.heads, D_V)),
         Parameter(name="lse", role="inout", dtype="fp32", shape=(spec.heads, tokens)),
     )
@@ -265,7 +266,7 @@ all queries of the tile that its block meets, seen or not: 0 * inf.
         "v": "[kv_tokens, heads / group, 128]",
         "cu_seqlens_q": "where each sequence's queries begin, and where the last one's end",
         "cu_seqlens_k": "likewise of keys",
-        "softmax_scale": "factor of the scores, d_qk^-0.5 as a rule",
+        "softmax_scale": "factor of the scores, d_qk^-0.5 as a rule; from -2^32 to 2^32",
         "out": "[tokens, heads, 128]; only tokens of sequences are written",
         "lse": "[heads, tokens], natural logarithms; only tokens of sequences are written",
     },

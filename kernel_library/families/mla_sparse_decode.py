@@ -5,7 +5,7 @@
 
 from typing import Annotated, Any, Literal
 
-from kaas.kernel_library.attention.attention_softmax import SPARSE_PITCH
+from kaas.kernel_library.attention.attention_softmax import SPARSE_PITCH, softmax_scale
 from kaas.kernel_library.attention.attention_tiles import AttentionTiles
 from kaas.kernel_library.attention.gathered_keys import KeySet
 from kaas.kernel_library.attention.kv_records import RECORD_BYTES, WIDTH, RecordFormat
@@ -136,7 +136,7 @@ def parameters(spec: MlaSparseDecodeSpec) -> tuple[Parameter, ...]:
         taken.append(Parameter(name="attn_sink", role="in", dtype="fp32", shape=(spec.heads,)))
     return (
         *taken,
-        Parameter(name="softmax_scale", role="scalar", dtype="fp32"),
+        softmax_scale(),
         Parameter(name="out", role="out", dtype="bf16", shape=(*queries, D_V)),
         Parameter(name="lse", role="out", dtype="fp32", shape=(requests, spec.heads, spec.s_q)),
     )
@@ -245,7 +245,7 @@ metadata and no split of a list over several cores.
         "extra_indices": "[requests, s_q, extra_topk], with `extra`",
         "extra_topk_length": "[requests], with `extra_topk_length`",
         "attn_sink": "[heads], with `attn_sink`: a score per head that weighs no value; may be infinite",
-        "softmax_scale": "what scores are multiplied with, usually 512 ** -0.5",
+        "softmax_scale": "what scores are multiplied with, usually 512 ** -0.5; from -2^32 to 2^32",
         "out": "[requests, s_q, heads, 512]",
         "lse": "[requests, heads, s_q], natural logarithm",
     },

@@ -5,6 +5,7 @@
 
 from typing import Annotated, Any, Literal
 
+from kaas.kernel_library.attention.attention_softmax import softmax_scale
 from kaas.kernel_library.attention.attention_tiles import AttentionTiles
 from kaas.kernel_library.attention.gathered_keys import KeySet
 from kaas.kernel_library.attention.sparse_program import SPARSE_ATTENTION_SOURCES, sparse_program
@@ -97,7 +98,7 @@ def parameters(spec: MlaSparsePrefillSpec) -> tuple[Parameter, ...]:
         taken.append(Parameter(name="topk_length", role="in", dtype="int32", shape=(tokens,)))
     return (
         *taken,
-        Parameter(name="softmax_scale", role="scalar", dtype="fp32"),
+        softmax_scale(),
         Parameter(name="out", role="out", dtype="bf16", shape=(*rows, D_V)),
         Parameter(name="max_logits", role="out", dtype="fp32", shape=rows),
         Parameter(name="lse", role="out", dtype="fp32", shape=rows),
@@ -178,7 +179,7 @@ cores is special.
         "indices": "[tokens, 1, topk], which keys each token sees",
         "attn_sink": "[heads], with `attn_sink`: a score per head that weighs no value; may be infinite",
         "topk_length": "[tokens], with `topk_length`: how many of a token's indices count; 0 to `topk`",
-        "softmax_scale": "what scores are multiplied with, usually d_qk ** -0.5",
+        "softmax_scale": "what scores are multiplied with, usually d_qk ** -0.5; from -2^32 to 2^32",
         "out": "[tokens, heads, 512]",
         "max_logits": "[tokens, heads], the largest score",
         "lse": "[tokens, heads], natural logarithm",

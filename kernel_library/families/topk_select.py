@@ -203,19 +203,31 @@ def parameters(spec: TopkSelectSpec) -> tuple[Parameter, ...]:
     """What a call takes; see :class:`TopkSelectSpec`."""
     rows: Extent = "rows" if spec.rows == DYNAMIC else spec.rows
     vocab: Extent = "vocab" if spec.vocab == DYNAMIC else int(spec.vocab)
+    # With an exchange there is something to write even where there are no rows.
+    optional = spec.parts > 1
     taken = [Parameter(name="input", role="in", dtype="bf16", shape=(rows, vocab), may_be_empty=True)]
     if spec.end:
-        taken.append(Parameter(name="end", role="in", dtype="int32", shape=(rows,)))
+        taken.append(Parameter(name="end", role="in", dtype="int32", shape=(rows,), may_be_empty=optional))
     if spec.output_idx_offset:
-        taken.append(Parameter(name="output_idx_offset", role="in", dtype="int32", shape=(rows,)))
+        taken.append(
+            Parameter(
+                name="output_idx_offset", role="in", dtype="int32", shape=(rows,), may_be_empty=optional
+            )
+        )
     if spec.parts > 1:
         workspace = (EXCHANGING_CORES, EXCHANGED)
         taken.append(Parameter(name="exchange", role="inout", dtype="int16", shape=workspace))
-    taken.append(Parameter(name="output_idx", role="out", dtype="int32", shape=(rows, spec.topk)))
+    chosen = (rows, spec.topk)
+    results = [Parameter(name="output_idx", role="out", dtype="int32", shape=chosen, may_be_empty=optional)]
     if spec.return_value:
-        taken.append(Parameter(name="output_val", role="out", dtype="bf16", shape=(rows, spec.topk)))
+        results.append(
+            Parameter(name="output_val", role="out", dtype="bf16", shape=chosen, may_be_empty=optional)
+        )
     if spec.nan_flags:
-        taken.append(Parameter(name="nan_found", role="out", dtype="int32", shape=(rows,)))
+        results.append(
+            Parameter(name="nan_found", role="out", dtype="int32", shape=(rows,), may_be_empty=optional)
+        )
+    taken += results
     taken.append(Parameter(name="idx_oob_fill_value", role="scalar", dtype="int32"))
     if spec.return_value:
         taken.append(Parameter(name="value_oob_fill_value", role="scalar", dtype="fp32"))

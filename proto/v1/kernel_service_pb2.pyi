@@ -529,7 +529,7 @@ class UnpinResponse(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KernelUser(_message.Message):
-    __slots__ = ("pid", "uid", "user", "job", "rank", "since_unix", "origin", "liveness", "session")
+    __slots__ = ("pid", "uid", "user", "job", "rank", "since_unix", "origin", "liveness", "session", "ended_unix")
     PID_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
@@ -539,6 +539,7 @@ class KernelUser(_message.Message):
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     LIVENESS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    ENDED_UNIX_FIELD_NUMBER: _ClassVar[int]
     pid: int
     uid: int
     user: str
@@ -548,7 +549,8 @@ class KernelUser(_message.Message):
     origin: str
     liveness: Liveness
     session: str
-    def __init__(self, pid: _Optional[int] = ..., uid: _Optional[int] = ..., user: _Optional[str] = ..., job: _Optional[str] = ..., rank: _Optional[str] = ..., since_unix: _Optional[float] = ..., origin: _Optional[str] = ..., liveness: _Optional[_Union[Liveness, str]] = ..., session: _Optional[str] = ...) -> None: ...
+    ended_unix: float
+    def __init__(self, pid: _Optional[int] = ..., uid: _Optional[int] = ..., user: _Optional[str] = ..., job: _Optional[str] = ..., rank: _Optional[str] = ..., since_unix: _Optional[float] = ..., origin: _Optional[str] = ..., liveness: _Optional[_Union[Liveness, str]] = ..., session: _Optional[str] = ..., ended_unix: _Optional[float] = ...) -> None: ...
 
 class ListUsersRequest(_message.Message):
     __slots__ = ("key",)
@@ -627,7 +629,7 @@ class ScrubRequest(_message.Message):
     def __init__(self, start: _Optional[bool] = ...) -> None: ...
 
 class ScrubResponse(_message.Message):
-    __slots__ = ("passes", "running", "asked_for", "checked", "checked_bytes", "damaged", "damaged_keys", "finished_unix")
+    __slots__ = ("passes", "running", "asked_for", "checked", "checked_bytes", "damaged", "damaged_keys", "finished_unix", "skipped", "failures", "trouble")
     PASSES_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     ASKED_FOR_FIELD_NUMBER: _ClassVar[int]
@@ -636,6 +638,9 @@ class ScrubResponse(_message.Message):
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_KEYS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     passes: int
     running: bool
     asked_for: int
@@ -644,7 +649,18 @@ class ScrubResponse(_message.Message):
     damaged: int
     damaged_keys: _containers.RepeatedScalarFieldContainer[str]
     finished_unix: float
-    def __init__(self, passes: _Optional[int] = ..., running: _Optional[bool] = ..., asked_for: _Optional[int] = ..., checked: _Optional[int] = ..., checked_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., damaged_keys: _Optional[_Iterable[str]] = ..., finished_unix: _Optional[float] = ...) -> None: ...
+    skipped: _containers.RepeatedCompositeFieldContainer[SkippedDirectory]
+    failures: int
+    trouble: str
+    def __init__(self, passes: _Optional[int] = ..., running: _Optional[bool] = ..., asked_for: _Optional[int] = ..., checked: _Optional[int] = ..., checked_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., damaged_keys: _Optional[_Iterable[str]] = ..., finished_unix: _Optional[float] = ..., skipped: _Optional[_Iterable[_Union[SkippedDirectory, _Mapping]]] = ..., failures: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class SkippedDirectory(_message.Message):
+    __slots__ = ("path", "reason")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    reason: str
+    def __init__(self, path: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ForeignKernel(_message.Message):
     __slots__ = ("key", "sha256", "signatures", "file")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from support.daemon import DaemonProcess, until
 from support.fake_toolkit import FakeToolkit
@@ -83,6 +84,29 @@ def test_a_deleted_socket_comes_back_and_nobody_connected_notices(
     assert daemon.stop() == 0
     assert not main.exists()
     assert not lease_socket(main).exists()
+
+
+def test_a_deleted_rest_socket_comes_back_like_the_others(tmp_path: Path, count_fault: Counter) -> None:
+    daemon = staged(tmp_path)
+    rest = Path(daemon.socket).with_name("rest.sock")
+    daemon.options["rest_address"] = f"unix:{rest}"
+    with daemon:
+        mode = rest.stat().st_mode
+        connected = httpx.Client(transport=httpx.HTTPTransport(uds=str(rest)), base_url="http://kaas")
+        with connected:
+            assert connected.get("/healthz").status_code == 200
+            for _ in range(2):
+                rest.unlink()
+                count_fault("socket: deleted under a live daemon")
+                until(lambda: connects(rest), what="the socket")
+                assert rest.stat().st_mode == mode
+                new = httpx.Client(transport=httpx.HTTPTransport(uds=str(rest)), base_url="http://kaas")
+                with new:
+                    assert new.get("/healthz").status_code == 200
+                assert connected.get("/healthz").status_code == 200
+        assert f"{rest} was deleted, and is there again" in daemon.log_text()
+        assert daemon.stop() == 0
+        assert not rest.exists()
 
 
 def test_what_another_process_put_in_the_sockets_place_is_left_alone(

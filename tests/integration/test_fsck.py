@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -125,6 +126,68 @@ def test_a_running_daemon_checks_all_it_has_and_puts_damage_away(node: Node) -> 
         assert node.kaas("fsck", "--online")["damaged"] == 0
         asked = http.post("/v1/scrub").json()["asked_for"]
         until(lambda: http.get("/v1/scrub").json()["passes"] >= asked, what="a pass by REST")
+
+
+def test_a_link_in_place_of_a_directory_is_no_part_of_the_store_and_is_named(
+    node: Node, tmp_path: Path
+) -> None:
+    aside = tmp_path / "aside"
+    linked, looped = node.path(0).parent, node.layout.artifacts / "zz"
+    linked.rename(aside)
+    linked.symlink_to(aside)
+    looped.symlink_to(looped)
+    behind = aside / node.path(0).name
+    rot(behind)
+    content = behind.read_bytes()
+    looked = node.kaas("fsck", "--dry-run", status=1)
+    assert {(one["kind"], one["path"]) for one in looked["problems"]} == {
+        ("foreign", str(linked)),
+        ("foreign", str(looped)),
+    }
+    assert looked["checked"] == 3
+    node.daemon.start()
+    link = DaemonLink(Path(node.daemon.socket))
+    until(lambda: link.list_kernels(page_size=1).total == 3, what="the index without it")
+    link.close()
+    rot(node.path(1))
+    found = node.kaas("fsck", "--online", status=1)
+    assert (found["checked"], found["damaged_keys"]) == (3, [node.keys[1]])
+    assert sorted(one["path"] for one in found["skipped"]) == sorted(map(str, (linked, looped)))
+    assert all(one["reason"] for one in found["skipped"])
+    told = node.run("fsck", "--online")
+    assert f"skipped: {linked}" in told.stdout
+    assert behind.read_bytes() == content
+    linked.unlink()
+    looped.unlink()
+    assert node.kaas("fsck", "--online")["skipped"] == []
+
+
+def test_a_store_that_cannot_be_listed_is_told_at_once_and_checked_when_it_can_be(node: Node) -> None:
+    node.daemon.start()
+    artifacts, aside = node.layout.artifacts, node.layout.root / "aside"
+    artifacts.rename(aside)
+    artifacts.symlink_to(artifacts)
+    run = node.run("fsck", "--online")
+    assert run.returncode == 6, run.stdout + run.stderr
+    assert str(artifacts) in run.stderr
+    with httpx.Client(base_url=node.daemon.rest_url) as http:
+        state = http.get("/v1/scrub").json()
+        assert (state["passes"], state["failures"], state["asked_for"]) == (0, 1, 1)
+        assert str(artifacts) in state["trouble"]
+        artifacts.unlink()
+        aside.rename(artifacts)
+        found = node.kaas("fsck", "--online")
+        assert (found["checked"], found["trouble"]) == (4, "")
+
+
+def test_a_daemon_that_gets_nowhere_is_not_waited_for(node: Node) -> None:
+    node.daemon.start()
+    os.kill(node.daemon.pid, signal.SIGSTOP)
+    try:
+        run = node.run("fsck", "--online", "--timeout", "0.5")
+    finally:
+        os.kill(node.daemon.pid, signal.SIGCONT)
+    assert run.returncode == 5, run.stdout + run.stderr
 
 
 def test_damage_is_found_without_anybody_asking(template: Template, tmp_path: Path) -> None:
@@ -256,6 +319,37 @@ def test_the_index_is_only_read_by_doctor(node: Node) -> None:
     files = {path.name: path.read_bytes() for path in node.layout.index.iterdir()}
     assert node.diagnosis("artifacts") == ("ok", "4 stored, 4 indexed", "")
     assert {path.name: path.read_bytes() for path in node.layout.index.iterdir()} == files
+
+
+def test_what_a_daemon_has_not_written_yet_is_no_trouble(node: Node) -> None:
+    node.daemon.start()
+    node.kaas("quarantine", node.keys[0], "--reason", "wrong")
+    assert node.diagnosis("artifacts") == ("ok", "3 stored, 3 indexed", "")
+
+
+def test_a_kernel_that_no_list_has_is_told_with_the_cure(node: Node) -> None:
+    node.daemon.start()
+    link = DaemonLink(Path(node.daemon.socket))
+    until(lambda: link.list_kernels(page_size=1).total == 4, what="the index")
+    store_gemm(node.layout.root, 80)
+    told = node.diagnosis("artifacts")
+    assert told[:2] == ("warn", "5 stored, 4 indexed: lists lack 1")
+    assert "start the daemon anew" in told[2]
+    node.path(0).unlink()
+    node.path(1).unlink()
+    told = node.diagnosis("artifacts")
+    assert told[:2] == ("warn", "1 of 4 indexed artifacts are lost")
+    link.close()
+    node.daemon.stop()
+    store_gemm(node.layout.root, 96)
+    assert node.diagnosis("artifacts")[0] == "warn"
+    node.daemon.start()
+    assert node.diagnosis("artifacts") == ("ok", "4 stored, 4 indexed", "")
+    node.daemon.stop()
+    store_gemm(node.layout.root, 112)
+    told = node.diagnosis("artifacts")
+    assert told[:2] == ("warn", "5 stored, 4 indexed: lists lack 1")
+    assert "start the daemon" in told[2]
 
 
 def test_a_directory_that_is_no_store_is_left_alone(node: Node, tmp_path: Path) -> None:

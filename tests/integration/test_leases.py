@@ -275,6 +275,49 @@ def test_one_process_cannot_take_all_connections(daemon: DaemonProcess, link: Da
             one.close()
 
 
+def test_a_process_with_many_connections_gets_its_kernels_all_the_same(
+    daemon: DaemonProcess, link: DaemonLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = store_gemm(daemon.store, 136)
+    crowd = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+    try:
+        for one in crowd:
+            one.connect(str(lease_socket(Path(daemon.socket))))
+        assert link.get_kernel(GemmSpec(n=136, k=64).canonical(), timeout=60).key == key
+    finally:
+        for one in crowd:
+            one.close()
+    assert caplog.records == []
+
+
+def test_what_is_taken_while_no_daemon_runs_is_leased_once_there_is_one(tmp_path: Path) -> None:
+    toolkit = FakeToolkit(tmp_path / "toolkit")
+    with DaemonProcess(tmp_path, toolkit_home=str(toolkit.home), rest_address="off") as daemon:
+        keys = [store_gemm(daemon.store, n) for n in (64, 80)]
+        daemon.stop()
+        with Rank(daemon, 64, 80) as rank:
+            daemon.start()
+            link = DaemonLink(Path(daemon.socket))
+            for key in keys:
+                until(lambda key=key: holders(link, key) == {rank.pid}, what="a lease")
+            link.close()
+
+
+def test_what_is_taken_while_the_daemon_stands_still_is_leased_once_it_goes_on(
+    daemon: DaemonProcess, link: DaemonLink
+) -> None:
+    every = range(16, 16 + 4 * 400, 4)  # more than the daemon's socket holds unread
+    keys = [store_gemm(daemon.store, n, 4096) for n in every]
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        rank = Rank(daemon, "k=4096", *every)
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    with rank:
+        for key in (keys[0], keys[-1]):
+            until(lambda key=key: holders(link, key) == {rank.pid}, what="a lease")
+
+
 def test_who_names_live_and_ended_users(daemon: DaemonProcess, link: DaemonLink) -> None:
     key = store_gemm(daemon.store, 144)
     with Rank(daemon, 144, SLURM_JOB_ID="old") as ended:

@@ -93,12 +93,26 @@ def test_pins_by_manifest_need_no_kernel_and_end(daemon: DaemonProcess) -> None:
         (["quarantine", "f" * 64, "--reason", "r"], 3, "f" * 64),
         (["quarantine", "f" * 64], 2, "--reason"),
         (["audit", "--event", "nothing"], 2, "evicted"),
+        (["ls", "--family", "gem"], 2, "did you mean gemm"),
+        (["failures", "--family", "gem"], 2, "did you mean gemm"),
     ],
 )
 def test_what_is_wrong_is_said_in_words(
     daemon: DaemonProcess, words: list[str], status: int, text: str
 ) -> None:
     assert text in kaas(daemon, *words, status=status)
+
+
+@pytest.mark.parametrize("path", ["/v1/kernels", "/v1/failures"])
+def test_an_unknown_family_is_a_problem_over_http(daemon: DaemonProcess, path: str) -> None:
+    with httpx.Client(base_url=daemon.rest_url) as http:
+        answer = http.get(path, params={"family": "gem"})
+        assert answer.status_code == 400
+        problem = answer.json()
+        assert problem["type"] == "urn:kaas:error:invalid_request"
+        assert problem["details"]["field"] == "family"
+        assert "gemm" in problem["details"]["legal"]
+        assert http.get(path, params={"family": "rmsnorm"}).status_code == 200
 
 
 def test_the_same_over_http(daemon: DaemonProcess) -> None:

@@ -154,6 +154,50 @@ def test_a_client_that_hangs_up_waits_no_more(daemon: DaemonProcess, toolkit: Fa
         toolkit.behaviour = "compile"
 
 
+def test_a_client_that_has_nothing_more_to_say_is_answered(
+    daemon: DaemonProcess, toolkit: FakeToolkit
+) -> None:
+    (toolkit.home / "go").unlink(missing_ok=True)
+    toolkit.behaviour = "barrier"
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(60)
+            connection.connect(str(lease_socket(Path(daemon.socket))))
+            connection.sendall(want(GemmSpec(m=64, n=240, k=64).to_record()))
+            connection.shutdown(socket.SHUT_WR)
+            until(daemon.workers, what="a compile")
+            toolkit.open_barrier()
+            with connection.makefile("rb") as reader:
+                found = json.loads(reader.read())
+        assert found["outcome"] == "compiled"
+        assert Path(found["path"]).exists()
+    finally:
+        toolkit.open_barrier()
+        toolkit.behaviour = "compile"
+
+
+def test_a_client_that_says_nothing_more_and_then_hangs_up_waits_no_more(
+    daemon: DaemonProcess, toolkit: FakeToolkit
+) -> None:
+    def cancelled() -> int:
+        return daemon.log_text().count("CancelledError")
+
+    (toolkit.home / "go").unlink(missing_ok=True)
+    toolkit.behaviour = "barrier"
+    before = cancelled()
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(lease_socket(Path(daemon.socket))))
+            connection.sendall(want(GemmSpec(m=64, n=256, k=64).to_record()))
+            connection.shutdown(socket.SHUT_WR)
+            until(daemon.workers, what="a compile")
+            assert cancelled() == before
+        until(lambda: cancelled() > before, what="the end of the wait")
+    finally:
+        toolkit.open_barrier()
+        toolkit.behaviour = "compile"
+
+
 def test_without_a_daemon_the_client_says_so_at_once(tmp_path: Path) -> None:
     with pytest.raises(DaemonUnavailable, match="there is no socket"):
         DaemonLink(tmp_path / "none.sock").get_kernel(b"{}", timeout=60)

@@ -124,6 +124,15 @@ def test_equal_weights_and_single_keys_are_exact(split: int | None, length: int)
     agrees(spec, given, out=EXACT_SUMS, lse=Close(absolute=1e-6) if length > 1 else EXACT)
 
 
+@pytest.mark.parametrize("scale", [2.0**32, -(2.0**32)])
+@pytest.mark.parametrize("split", [None, 64])
+def test_the_largest_scale_gives_the_best_keys_everything(split: int | None, scale: float) -> None:
+    spec = MlaDecodeSpec(heads=16, page=16, split=split, tile=SMALL)
+    given = decode_inputs(spec, (150, 1), integers=True)
+    given["softmax_scale"] = scale
+    agrees(spec, given, lse=Close(relative=1e-6))
+
+
 @pytest.mark.parametrize("spec", [PLAIN, SLOW_PARTS])
 def test_no_key_means_zeros_and_an_infinite_lse(spec: MlaDecodeSpec) -> None:
     outputs = agrees(spec, decode_inputs(spec, (0, 0, 0, 0, 40)))

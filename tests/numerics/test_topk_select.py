@@ -263,6 +263,11 @@ def test_cores_that_share_a_row_agree(rows: int) -> None:
     check_kernel(SHARED, 4, inputs, SHARED_RESULTS)
 
 
+def test_no_rows_to_share() -> None:
+    inputs = inputs_for(SHARED, torch.empty((0, 3000)).bfloat16(), end=[], output_idx_offset=[])
+    assert check_kernel(SHARED, 4, inputs, SHARED_RESULTS)["output_idx"].shape == (0, SHARED.topk)
+
+
 @pytest.mark.parametrize("end", [0, 1, 32, 33, 34, 127, 128, 129, 512, 513, 2999])
 def test_a_shared_row_of_any_length(end: int) -> None:
     """Some parts have nothing, or less than k."""

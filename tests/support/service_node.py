@@ -76,7 +76,9 @@ class StagedPool:
 class Node:
     """Service, catalogue, store and staged pool of one node."""
 
-    def __init__(self, root: Path, env: Environment, pool: Any = None) -> None:
+    def __init__(
+        self, root: Path, env: Environment, pool: Any = None, *, index_is_whole: bool = True
+    ) -> None:
         self.store = Store.open(root)
         publish_environment(root, env)  # as the daemon does before it serves
         self.pool: Any = pool or StagedPool()
@@ -84,7 +86,9 @@ class Node:
         self.scheduler = scheduler
         self.failures = NegativeResults(lifetime_s=3600, transient_lifetime_s=30)
         self.costs = CompileCosts(first_guess_bytes=1 << 30, limit_bytes=8 << 30)
-        self.catalog = Catalog(env, self.store, KernelIndex(root), scheduler, self.failures)
+        self.catalog = Catalog(
+            env, self.store, KernelIndex(root), scheduler, self.failures, index_is_whole=index_is_whole
+        )
         self.service = KernelService(
             environment=env,
             store=self.store,

@@ -16,7 +16,7 @@ from support.kernels import encoded, passport
 from kaas.cache import atomic, quarantine
 from kaas.cache.artifact import open_artifact
 from kaas.cache.layout import StoreLayout
-from kaas.cache.store import Store
+from kaas.cache.store import PassedOver, Store
 from kaas.proto.errors import (
     ArtifactDamaged,
     InvalidRequest,
@@ -453,3 +453,53 @@ def test_many_threads_publishing_one_key_leave_one_whole_build(store: Store) -> 
     with open_artifact(store.layout.artifact_path(KEY), KEY) as kernel:
         assert kernel.log == f"build {kernel.image[0]}"
     assert list(store.layout.staging.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_listed_is_passed_over_for_who_wants_to_hear_of_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [kernel for kernel in map(passport, range(2, 8)) if kernel.key()[:2] != KEY[:2]]
+    for kernel in (KERNEL, *others):
+        store.publish(kernel.key(), encoded(kernel))
+    bad = store.layout.artifacts / KEY[:2]
+    listed = os.listdir
+
+    def listdir(directory: Any) -> list[str]:
+        if Path(directory) == bad:
+            raise OSError(errno.EIO, "broken", str(directory))
+        return listed(directory)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    passed: list[PassedOver] = []
+    assert list(store.keys(passed.append)) == sorted(kernel.key() for kernel in others)
+    assert [(one.path, one.is_foreign) for one in passed] == [(bad, False)]
+    assert "broken" in passed[0].reason
+    with pytest.raises(StoreUnavailable, match="broken"):
+        list(store.keys())
+
+
+def test_a_link_in_place_of_a_directory_is_no_part_of_the_store(store: Store, tmp_path: Path) -> None:
+    path = store.publish(KEY, GOOD)
+    aside = tmp_path / "aside"
+    path.parent.rename(aside)
+    path.parent.symlink_to(aside)
+    behind = aside / path.name
+    flip(behind)
+    damaged = behind.read_bytes()
+    passed: list[PassedOver] = []
+    assert list(store.keys(passed.append)) == []
+    assert [(one.path, one.is_foreign) for one in passed] == [(path.parent, True)]
+    assert list(store.keys()) == []
+    assert store.load(KEY) is None
+    assert store.verify(KEY) is None
+    assert store.quarantine(KEY, "because") is None
+    assert not store.remove(KEY)
+    with pytest.raises(StoreUnavailable, match="is no directory"):
+        store.publish(KEY, GOOD)
+    for _ in store.measure():
+        pass
+    assert store.usage.files == 0
+    assert behind.read_bytes() == damaged
+    assert store.quarantined() == []
+    path.parent.unlink()
+    assert store.publish(KEY, GOOD).read_bytes() == GOOD

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from kaas.client.launch_plan import LaunchPlan
+from kaas.kernel_library.registry import family_named
+from kaas.kernel_library.spec import KernelSpec
 from kaas.proto.errors import ArtifactDamaged, InvalidArgument
 from kaas.proto.launch import LaunchMetadata, Parameter, SignatureArgument
 
@@ -144,6 +146,57 @@ def test_a_scalar_that_does_not_fit_is_refused_by_name(dtype: str, value: Any) -
     )
     assert error.details["argument"] == "s"
     assert dtype in error.details["expected"]
+
+
+@pytest.mark.parametrize("value", [3.0, -3.5, 2.5000001, 1e38, float("inf"), float("-inf"), float("nan")])
+def test_a_scalar_beyond_its_range_is_refused_with_the_range(value: float) -> None:
+    scale = Parameter(name="s", role="scalar", dtype="fp32", largest=2.5)
+    kernel = plan((scale, tensor("y", "out", "fp32", 8)))
+    error = refusal(kernel, value, torch.zeros(8))
+    assert error.details["argument"] == "s"
+    assert error.details["expected"] == "a number from -2.5 to 2.5"
+    for legal in (-2.5, 0, 2.5, np.float32(1.0)):
+        assert struct.unpack_from("<f", packed(kernel, legal, torch.zeros(8))) == (legal,)
+
+
+def spec_of(family: str, **fields: Any) -> KernelSpec:
+    return family_named(family).spec_type(**fields)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec_of("mla_decode", heads=16),
+        spec_of("mla_decode", heads=16, split=64),
+        spec_of("mla_prefill"),
+        spec_of("mla_sparse_decode", topk=512),
+        spec_of("mla_sparse_prefill", topk=512),
+    ],
+    ids=lambda spec: spec.family,
+)
+@pytest.mark.parametrize("scale", [1e38, float("inf"), float("nan"), -1e10])
+def test_a_scale_that_would_make_scores_infinite_is_refused(spec: KernelSpec, scale: float) -> None:
+    parameters = family_named(spec.family).parameters(spec)
+    scalar = next(one for one in parameters if one.name == "softmax_scale")
+    error = refusal(plan((scalar, tensor("y", "out", "fp32", 8))), scale, torch.zeros(8))
+    assert error.details["argument"] == "softmax_scale"
+    assert "from -4.29497e+09 to 4.29497e+09" in error.message
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_no_rows_are_no_fault_where_cores_share_rows(parts: int) -> None:
+    spec = spec_of("topk_select", topk=8, end=True, output_idx_offset=True, nan_flags=True, parts=parts)
+    parameters = family_named("topk_select").parameters(spec)
+    extents = {"rows": 0, "vocab": 72}
+    host = {"bf16": torch.bfloat16, "int32": torch.int32, "int16": torch.int16}
+    arguments = [
+        1
+        if one.role == "scalar"
+        else torch.zeros([extents.get(str(extent), extent) for extent in one.shape], dtype=host[one.dtype])
+        for one in parameters
+    ]
+    block = plan(parameters).pack(arguments, "cpu")
+    assert (block is None) == (parts == 1)  # the exchange is there to be written
 
 
 def test_numpy_arrays_and_torch_tensors_are_taken_alike() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
+import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from kaas.client import daemon_link
 from kaas.client.daemon_link import DaemonLink
 from kaas.proto import errors
 from kaas.proto.errors import KaasError
+from kaas.proto.locations import lease_socket
 from kaas.proto.v1 import kernel_service_pb2 as pb
 
 
@@ -41,7 +46,9 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return taken
 
 
-def link_answering(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> DaemonLink:
+def link_answering(
+    monkeypatch: pytest.MonkeyPatch, *answers: Any, at: Path = Path("/nowhere/kaas.sock")
+) -> DaemonLink:
     """A link whose calls end with ``answers`` in turn, the last one for ever."""
     left = list(answers)
 
@@ -51,7 +58,7 @@ def link_answering(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> DaemonLink
             raise answer
         return answer
 
-    link = DaemonLink(Path("/nowhere/kaas.sock"))
+    link = DaemonLink(at)
     monkeypatch.setattr(link, "_open", lambda: None)
     monkeypatch.setattr(link, "_on_channel", lambda _call, _patience: _translated(link, call))
     return link
@@ -126,3 +133,26 @@ def test_the_deadline_ends_the_asking_and_names_the_trouble(
     link = link_answering(monkeypatch, errors.Overloaded("the queue is full"))
     with pytest.raises(errors.DeadlineExceeded, match=r"within 5 s; before that: the queue is full"):
         link.get_kernel(b"{}", timeout=5.0)
+
+
+@pytest.mark.parametrize("trouble", [None, Refused(grpc.StatusCode.UNAVAILABLE)])
+def test_a_plain_connection_that_is_ended_unanswered_makes_it_ask_by_grpc(
+    monkeypatch: pytest.MonkeyPatch,
+    naps: list[float],
+    caplog: pytest.LogCaptureFixture,
+    trouble: Exception | None,
+) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="kaas-"))
+    answers = [trouble] if trouble else []
+    link = link_answering(monkeypatch, *answers, pb.GetKernelResponse(key="k"), at=directory / "kaas.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(lease_socket(directory / "kaas.sock")))
+        listener.listen()
+        ending = threading.Thread(target=lambda: listener.accept()[0].close())
+        ending.start()
+        assert link.get_kernel(b"{}").key == "k"
+        ending.join()
+    shutil.rmtree(directory)
+    # A daemon that does not answer by gRPC either went away, which is worth a word.
+    assert ("was lost" in caplog.text) == bool(trouble)
+    assert bool(caplog.records) == bool(trouble)

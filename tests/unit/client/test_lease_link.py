@@ -54,6 +54,7 @@ def path() -> Iterator[Path]:
 def link(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LeaseLink]:
     monkeypatch.setattr(lease_link_module, "PAUSE_S", 0.0)
     monkeypatch.setattr(lease_link_module, "BURST_S", -1.0)
+    monkeypatch.setattr(lease_link_module, "RETRY_FIRST_S", 3600.0)
     link = LeaseLink(path)
     yield link
     link.close()
@@ -95,7 +96,7 @@ def test_kernels_taken_while_nobody_listens_are_told_later(link: LeaseLink, path
     link.took(B, "store")
     listener = Listener(lease_socket(path))
     link.took(C, "hit")
-    assert said(listener.accept(), 3)[1:] == [{"held": [A, B]}, {"took": [[C, "hit"]]}]
+    assert said(listener.accept(), 2)[1:] == [{"took": [[A, "store"], [B, "store"], [C, "hit"]]}]
     listener.close()
 
 
@@ -214,3 +215,62 @@ def test_what_is_left_of_a_burst_is_told_at_the_end(
     link.close()
     told = [{"took": [[A, "store"]]}, {"took": [[B, "hit"], [C, "store"]]}]
     assert said(listener.accept(), 3)[1:] == told
+
+
+@pytest.fixture
+def persistent(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LeaseLink]:
+    """A link that tries again soon by itself."""
+    monkeypatch.setattr(lease_link_module, "PAUSE_S", 0.0)
+    monkeypatch.setattr(lease_link_module, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(lease_link_module, "RETRY_LONGEST_S", 0.01)
+    link = LeaseLink(path)
+    yield link
+    link.close()
+
+
+def test_what_was_taken_while_nobody_listened_is_told_without_another_kernel(
+    persistent: LeaseLink, path: Path
+) -> None:
+    persistent.took(A, "store")
+    persistent.took(B, "hit")
+    listener = Listener(lease_socket(path))
+    assert said(listener.accept(), 2)[1:] == [{"took": [[A, "store"], [B, "hit"]]}]
+    listener.close()
+
+
+def test_what_a_full_socket_did_not_take_is_told_once_it_is_read(
+    persistent: LeaseLink, listener: Listener
+) -> None:
+    persistent.took(A, "store")
+    connection = listener.accept()
+    keys = [A, *(f"{number:064x}" for number in range(9_000))]
+    for key in keys:
+        persistent.took(key, "store")  # much more than a socket's buffer holds
+    received = b""
+    while received.count(b'"store"') < len(keys) or not received.endswith(b"\n"):
+        chunk = connection.recv(1 << 20)
+        assert chunk
+        received += chunk
+    lines = [json.loads(line) for line in received.splitlines()[1:]]
+    assert [taken for line in lines for taken in line["took"]] == [[key, "store"] for key in keys]
+
+
+def test_a_descriptor_that_became_another_files_is_neither_written_nor_closed(
+    link: LeaseLink, listener: Listener
+) -> None:
+    link.took(A, "store")
+    first = listener.accept()
+    said(first, 2)
+    assert link._connection is not None
+    number = link._connection.fileno()
+    theirs, other_end = socket.socketpair()
+    other_end.setblocking(False)
+    os.dup2(theirs.fileno(), number)  # which closes the link's own
+    link.took(B, "store")
+    assert said(listener.accept(), 3)[1:] == [{"held": [A]}, {"took": [[B, "store"]]}]
+    with pytest.raises(BlockingIOError):
+        other_end.recv(1)
+    assert os.fstat(number).st_ino == os.fstat(theirs.fileno()).st_ino
+    os.close(number)
+    theirs.close()
+    other_end.close()

@@ -34,5 +34,6 @@ def test_truth_is_one_and_a_metric_without_samples_is_still_described() -> None:
                 Metric(name="kaas_d", help="None yet.", kind="counter", samples={}),
             ]
         )
-        == "# HELP kaas_c Yes.\n# TYPE kaas_c gauge\nkaas_c 1\n# HELP kaas_d None yet.\n# TYPE kaas_d counter\n"
+        == "# HELP kaas_c Yes.\n# TYPE kaas_c gauge\nkaas_c 1\n"
+        "# HELP kaas_d None yet.\n# TYPE kaas_d counter\n"
     )

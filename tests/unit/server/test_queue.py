@@ -19,11 +19,12 @@ from kaas.proto.errors import (
 from kaas.server.admission import Admission, MemoryBudget
 from kaas.server.compile_costs import CompileCosts
 from kaas.server.control_group import MemoryRoom
-from kaas.server.failure_kind import RetryPolicy
+from kaas.server.failure_kind import LONGEST_DELAY_S, RetryPolicy
 from kaas.server.scheduler import Priority, Scheduler
 
 GIB = 1 << 30
 CRASH = WorkerCrashed("a compile worker was lost", exit_status=3)
+PAUSE_S = LONGEST_DELAY_S
 
 
 class Compiles:
@@ -63,9 +64,22 @@ class Compiles:
                     end.set_result("kernel")
         await asyncio.gather(*waiters, return_exceptions=True)
 
-    async def until_started(self, count: int) -> None:
-        while len(self.started) < count:
-            await asyncio.sleep(0.001)
+
+class MovableTime(asyncio.SelectorEventLoop):
+    """A loop whose timers wait for the test: pauses are longer than any test takes, unless time is passed."""
+
+    moved_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.moved_s
+
+
+async def pass_pause() -> None:
+    """Let every pause between two tries end."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, MovableTime)
+    loop.moved_s += PAUSE_S
+    await settle()
 
 
 async def settle() -> None:
@@ -90,12 +104,13 @@ def scheduler(
             budget=MemoryBudget(int(budget_gib * GIB), room=lambda: room),
             limit_bytes=8 * GIB,
         ),
-        retries=RetryPolicy(attempts=attempts, first_delay_s=0.001),
+        retries=RetryPolicy(attempts=attempts, first_delay_s=PAUSE_S),
     )
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
+    with asyncio.Runner(loop_factory=MovableTime) as runner:
+        runner.run(scenario)
 
 
 def test_ranks_go_before_users_and_users_before_prewarming() -> None:
@@ -272,7 +287,8 @@ def test_a_transient_failure_is_tried_again_without_holding_a_slot() -> None:
         await settle()
         assert compiles.started == ["a", "b"]
         compiles.end("b")
-        await compiles.until_started(3)
+        await pass_pause()
+        assert compiles.started == ["a", "b", "a"]
         compiles.end("a")
         assert (await waiters[0]).value == "kernel a"
         assert (queue.counters.retried, queue.counters.failed) == (1, 0)
@@ -291,7 +307,8 @@ def test_tries_end_and_every_waiter_hears_the_last_failure() -> None:
             for _ in range(5)
         ]
         for attempt in range(1, 4):
-            await compiles.until_started(attempt)
+            await pass_pause()
+            assert len(compiles.started) == attempt
             compiles.end("a", CRASH)
             await settle()
         outcomes = await asyncio.gather(*waiters, return_exceptions=True)
@@ -342,7 +359,7 @@ def test_what_nobody_waits_for_any_more_is_not_tried_again_but_told() -> None:
         await settle()
         assert told == [1, 1]
         assert queue.queued == 0
-        await asyncio.sleep(0.01)
+        await pass_pause()
         assert compiles.started == ["a", "b"]
 
     run(scenario())
@@ -355,7 +372,9 @@ def test_after_a_shortage_a_compile_sets_aside_all_that_it_may_take() -> None:
         waiters = [compiles.ask("gemm0")]
         await settle()
         compiles.end("gemm0", WorkerCrashed("killed", signal="SIGKILL"))
-        await compiles.until_started(2)
+        await settle()
+        await pass_pause()
+        assert len(compiles.started) == 2
         assert queue.reserved_bytes == 8 * GIB
         waiters += [compiles.ask(f"gemm{number}") for number in (1, 2)]
         await settle()
@@ -377,7 +396,7 @@ def test_stopping_ends_pauses_too() -> None:
         with pytest.raises(KaasError):
             await waiter
         assert (queue.running, queue.queued) == (0, 0)
-        await asyncio.sleep(0.01)
+        await pass_pause()
         assert compiles.started == ["a"]
 
     run(scenario())

@@ -16,10 +16,10 @@ Register<T> broadcast(Scalar value) {
 
 }  // namespace kaas_twin
 
-#define KAAS_TWIN_UNARY(name, Operation)                                                                      \
-  template <typename T>                                                                                       \
-  inline void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask) { \
-    kaas_twin::lanes::map(dst, src, mask, kaas_twin::lanes::Operation{});                                     \
+#define KAAS_TWIN_UNARY(name, Operation)                                                               \
+  template <typename T>                                                                                \
+  void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask) { \
+    kaas_twin::lanes::map(dst, src, mask, kaas_twin::lanes::Operation{});                              \
   }
 KAAS_TWIN_UNARY(asc_abs, Absolute)
 KAAS_TWIN_UNARY(asc_neg, Negate)
@@ -30,11 +30,11 @@ KAAS_TWIN_UNARY(asc_ln, Logarithm)
 KAAS_TWIN_UNARY(asc_sqrt, SquareRoot)
 #undef KAAS_TWIN_UNARY
 
-#define KAAS_TWIN_BINARY(name, Operation)                                                                         \
-  template <typename T, typename B>                                                                               \
-  inline void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const kaas_twin::Register<B>& b, \
-                   const vector_bool& mask) {                                                                     \
-    kaas_twin::lanes::zip(dst, a, b, mask, kaas_twin::lanes::Operation{});                                        \
+#define KAAS_TWIN_BINARY(name, Operation)                                                                  \
+  template <typename T, typename B>                                                                        \
+  void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const kaas_twin::Register<B>& b, \
+            const vector_bool& mask) {                                                                     \
+    kaas_twin::lanes::zip(dst, a, b, mask, kaas_twin::lanes::Operation{});                                 \
   }
 KAAS_TWIN_BINARY(asc_add, Add)
 KAAS_TWIN_BINARY(asc_sub, Subtract)
@@ -53,8 +53,8 @@ KAAS_TWIN_BINARY(asc_prelu, LeakyRelu)
 
 #define KAAS_TWIN_SCALAR(name, Operation, Amount)                                                                \
   template <typename T, typename Scalar>                                                                         \
-  inline void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, Scalar scalar,                \
-                   const vector_bool& mask) {                                                                    \
+  void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, Scalar scalar,                       \
+            const vector_bool& mask) {                                                                           \
     const auto operand = static_cast<Amount>(scalar);                                                            \
     kaas_twin::lanes::map(dst, src, mask, [&](T lane) { return kaas_twin::lanes::Operation{}(lane, operand); }); \
   }
@@ -67,17 +67,17 @@ KAAS_TWIN_SCALAR(asc_shiftleft_scalar, ShiftLeft, int64_t)
 KAAS_TWIN_SCALAR(asc_shiftright_scalar, ShiftRight, int64_t)
 #undef KAAS_TWIN_SCALAR
 
-#define KAAS_TWIN_COMPARE(name, op)                                                                    \
-  template <typename T>                                                                                \
-  inline void name(vector_bool& dst, const kaas_twin::Register<T>& a, const kaas_twin::Register<T>& b, \
-                   const vector_bool& mask) {                                                          \
-    dst = kaas_twin::lanes::where<T>(mask, [&](int i) { return a.lane[i] op b.lane[i]; });             \
-  }                                                                                                    \
-  template <typename T, typename Scalar>                                                               \
-  inline void name##_scalar(vector_bool& dst, const kaas_twin::Register<T>& src, Scalar scalar,        \
-                            const vector_bool& mask) {                                                 \
-    const T operand = static_cast<T>(scalar);                                                          \
-    dst = kaas_twin::lanes::where<T>(mask, [&](int i) { return src.lane[i] op operand; });             \
+#define KAAS_TWIN_COMPARE(name, op)                                                             \
+  template <typename T>                                                                         \
+  void name(vector_bool& dst, const kaas_twin::Register<T>& a, const kaas_twin::Register<T>& b, \
+            const vector_bool& mask) {                                                          \
+    dst = kaas_twin::lanes::where<T>(mask, [&](int i) { return a.lane[i] op b.lane[i]; });      \
+  }                                                                                             \
+  template <typename T, typename Scalar>                                                        \
+  void name##_scalar(vector_bool& dst, const kaas_twin::Register<T>& src, Scalar scalar,        \
+                     const vector_bool& mask) {                                                 \
+    const T operand = static_cast<T>(scalar);                                                   \
+    dst = kaas_twin::lanes::where<T>(mask, [&](int i) { return src.lane[i] op operand; });      \
   }
 KAAS_TWIN_COMPARE(asc_eq, ==)
 KAAS_TWIN_COMPARE(asc_ne, !=)
@@ -89,8 +89,8 @@ KAAS_TWIN_COMPARE(asc_le, <=)
 
 /// dst = mask ? a : b.
 template <typename T>
-inline void asc_select(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const kaas_twin::Register<T>& b,
-                       const vector_bool& mask) {
+void asc_select(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const kaas_twin::Register<T>& b,
+                const vector_bool& mask) {
   kaas_twin::Register<T> result;
   for (int i = 0; i < kaas_twin::Register<T>::lanes; ++i) {
     result.lane[i] = mask.active<T>(i) ? a.lane[i] : b.lane[i];
@@ -105,8 +105,8 @@ inline void asc_exp_sub(vector_f32& dst, const vector_f32& a, const vector_f32& 
 
 /// Fused: dst = dst * a + b.
 template <typename T>
-inline void asc_madd(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const kaas_twin::Register<T>& b,
-                     const vector_bool& mask) {
+void asc_madd(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const kaas_twin::Register<T>& b,
+              const vector_bool& mask) {
   const kaas_twin::Register<T> old = dst;
   for (int i = 0; i < kaas_twin::Register<T>::lanes; ++i) {
     dst.lane[i] = mask.active<T>(i) ? kaas_twin::lanes::FusedMultiplyAdd{}(old.lane[i], a.lane[i], b.lane[i]) : T{};
@@ -114,8 +114,8 @@ inline void asc_madd(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& 
 }
 /// Fused: dst = dst + a * b.
 template <typename T>
-inline void asc_mula(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const kaas_twin::Register<T>& b,
-                     const vector_bool& mask) {
+void asc_mula(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const kaas_twin::Register<T>& b,
+              const vector_bool& mask) {
   const kaas_twin::Register<T> old = dst;
   for (int i = 0; i < kaas_twin::Register<T>::lanes; ++i) {
     dst.lane[i] = mask.active<T>(i) ? kaas_twin::lanes::FusedMultiplyAdd{}(a.lane[i], b.lane[i], old.lane[i]) : T{};
@@ -123,15 +123,15 @@ inline void asc_mula(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& 
 }
 /// Fused: dst = src * scalar + dst.
 template <typename T, typename Scalar>
-inline void asc_axpy(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, Scalar scalar,
-                     const vector_bool& mask) {
+void asc_axpy(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, Scalar scalar,
+              const vector_bool& mask) {
   asc_mula(dst, src, kaas_twin::broadcast<T>(scalar), mask);
 }
 
 /// 32 x 32 -> 64 bits: low halves and high halves.
 template <typename T>
-inline void asc_mull(kaas_twin::Register<T>& low, kaas_twin::Register<T>& high, const kaas_twin::Register<T>& a,
-                     const kaas_twin::Register<T>& b, const vector_bool& mask) {
+void asc_mull(kaas_twin::Register<T>& low, kaas_twin::Register<T>& high, const kaas_twin::Register<T>& a,
+              const kaas_twin::Register<T>& b, const vector_bool& mask) {
   static_assert(sizeof(T) == 4 && std::is_integral_v<T>);
   using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
   const auto product = [](T x, T y) { return static_cast<uint64_t>(static_cast<Wide>(x) * static_cast<Wide>(y)); };
@@ -144,8 +144,8 @@ namespace kaas_twin {
 
 /// Add or subtract with carry, as unsigned: `step` gives the wide result of one lane and sets its carry bit.
 template <typename T, typename Step>
-inline void with_carry(Predicate& carry, Register<T>& dst, const Register<T>& a, const Register<T>& b,
-                       const Predicate& carry_in, const Predicate& mask, Step step) {
+void with_carry(Predicate& carry, Register<T>& dst, const Register<T>& a, const Register<T>& b,
+                const Predicate& carry_in, const Predicate& mask, Step step) {
   static_assert(sizeof(T) == 4 && std::is_integral_v<T>);
   Register<T> result;
   Predicate carries = Predicate::none();
@@ -174,16 +174,16 @@ inline uint64_t subtract_step(uint64_t x, uint64_t y, uint64_t borrow_in, bool& 
 
 }  // namespace kaas_twin
 
-#define KAAS_TWIN_CARRY(without_input, with_input, step)                                                          \
-  template <typename T>                                                                                           \
-  inline void without_input(vector_bool& carry, kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a,     \
-                            const kaas_twin::Register<T>& b, const vector_bool& mask) {                           \
-    kaas_twin::with_carry(carry, dst, a, b, vector_bool::none(), mask, kaas_twin::step);                          \
-  }                                                                                                               \
-  template <typename T>                                                                                           \
-  inline void with_input(vector_bool& carry, kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a,        \
-                         const kaas_twin::Register<T>& b, const vector_bool& carry_in, const vector_bool& mask) { \
-    kaas_twin::with_carry(carry, dst, a, b, carry_in, mask, kaas_twin::step);                                     \
+#define KAAS_TWIN_CARRY(without_input, with_input, step)                                                   \
+  template <typename T>                                                                                    \
+  void without_input(vector_bool& carry, kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a,     \
+                     const kaas_twin::Register<T>& b, const vector_bool& mask) {                           \
+    kaas_twin::with_carry(carry, dst, a, b, vector_bool::none(), mask, kaas_twin::step);                   \
+  }                                                                                                        \
+  template <typename T>                                                                                    \
+  void with_input(vector_bool& carry, kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a,        \
+                  const kaas_twin::Register<T>& b, const vector_bool& carry_in, const vector_bool& mask) { \
+    kaas_twin::with_carry(carry, dst, a, b, carry_in, mask, kaas_twin::step);                              \
   }
 KAAS_TWIN_CARRY(asc_add, asc_addc, add_step)
 KAAS_TWIN_CARRY(asc_sub, asc_subc, subtract_step)

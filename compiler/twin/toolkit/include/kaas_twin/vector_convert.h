@@ -10,11 +10,11 @@
 namespace kaas_twin::convert {
 
 template <typename T>
-inline constexpr bool is_float8 = std::same_as<T, float8_e4m3_t> || std::same_as<T, float8_e5m2_t>;
+constexpr bool is_float8 = std::same_as<T, float8_e4m3_t> || std::same_as<T, float8_e5m2_t>;
 template <typename T>
-inline constexpr bool is_floating = std::same_as<T, float> || SixteenBitFloat<T> || is_float8<T>;
+constexpr bool is_floating = std::same_as<T, float> || SixteenBitFloat<T> || is_float8<T>;
 template <typename T>
-inline constexpr bool is_float4_pair = std::same_as<T, float4_e2m1x2_t> || std::same_as<T, float4_e1m2x2_t>;
+constexpr bool is_float4_pair = std::same_as<T, float4_e2m1x2_t> || std::same_as<T, float4_e1m2x2_t>;
 
 template <typename T>
 struct FormatOf;
@@ -89,8 +89,8 @@ uint8_t encode_nibble(float value, Rounding rounding) {
 }  // namespace kaas_twin::convert
 
 template <typename D, typename S, typename... Controls>
-inline void vcvt(kaas_twin::Register<D>& dst, const kaas_twin::Register<S>& src, const vector_bool& mask,
-                 Controls... controls) {
+void vcvt(kaas_twin::Register<D>& dst, const kaas_twin::Register<S>& src, const vector_bool& mask,
+          Controls... controls) {
   using namespace kaas_twin;
   constexpr int round_code = tag_value<kRound>(static_cast<int>(Rounding::NearestEven), Controls{}...);
   constexpr bool saturate = tag_value<kSaturate>(0, Controls{}...) != 0;

@@ -3,6 +3,7 @@
 
 #include "kaas_twin/vector_arithmetic.h"
 #include "kaas_twin/vector_convert.h"
+#include "kaas_twin/vector_instances.h"
 #include "kaas_twin/vector_mask.h"
 #include "kaas_twin/vector_memory.h"
 #include "kaas_twin/vector_merging.h"

@@ -13,7 +13,7 @@ namespace kaas_twin::lanes {
 
 /// dst[i] = operation(a[i]) for active lanes, 0 for the others.
 template <typename D, typename S, typename Operation>
-inline void map(Register<D>& dst, const Register<S>& a, const Predicate& mask, Operation operation) {
+void map(Register<D>& dst, const Register<S>& a, const Predicate& mask, Operation operation) {
   static_assert(sizeof(D) == sizeof(S));
   Register<D> result;
   if (all_active<D>(mask)) {
@@ -26,8 +26,8 @@ inline void map(Register<D>& dst, const Register<S>& a, const Predicate& mask, O
 
 /// dst[i] = operation(a[i], b[i]) for active lanes, 0 for the others.
 template <typename D, typename A, typename B, typename Operation>
-inline void zip(Register<D>& dst, const Register<A>& a, const Register<B>& b, const Predicate& mask,
-                Operation operation) {
+void zip(Register<D>& dst, const Register<A>& a, const Register<B>& b, const Predicate& mask,
+         Operation operation) {
   static_assert(sizeof(D) == sizeof(A) && sizeof(D) == sizeof(B));
   Register<D> result;
   if (all_active<D>(mask)) {
@@ -42,7 +42,7 @@ inline void zip(Register<D>& dst, const Register<A>& a, const Register<B>& b, co
 
 /// A predicate of the active lanes where relation(i) holds.
 template <typename T, typename Relation>
-inline Predicate where(const Predicate& mask, Relation relation) {
+Predicate where(const Predicate& mask, Relation relation) {
   Predicate result = Predicate::none();
   for (int i = 0; i < Register<T>::lanes; ++i) {
     if (mask.active<T>(i) && relation(i)) result.set(i * static_cast<int>(sizeof(T)));
@@ -51,7 +51,7 @@ inline Predicate where(const Predicate& mask, Relation relation) {
 }
 
 template <typename T>
-inline constexpr bool is_real = std::same_as<T, float> || SixteenBitFloat<T>;
+constexpr bool is_real = std::same_as<T, float> || SixteenBitFloat<T>;
 
 /// An integer operation done modulo 2^width.
 template <typename T, typename Operation>

@@ -9,21 +9,21 @@
 namespace kaas_twin {
 
 template <typename T>
-inline const T* ub_source(const T* address, int64_t offset, int64_t elements, const char* intrinsic,
+const T* ub_source(const T* address, int64_t offset, int64_t elements, const char* intrinsic,
                           std::size_t alignment) {
   return reinterpret_cast<const T*>(
       vector_load(address + offset, static_cast<std::size_t>(elements) * sizeof(T), intrinsic, alignment));
 }
 
 template <typename T>
-inline T* ub_target(T* address, int64_t offset, int64_t elements, const char* intrinsic, std::size_t alignment) {
+T* ub_target(T* address, int64_t offset, int64_t elements, const char* intrinsic, std::size_t alignment) {
   return reinterpret_cast<T*>(
       vector_store(address + offset, static_cast<std::size_t>(elements) * sizeof(T), intrinsic, alignment));
 }
 
 /// The same for a store of `count` elements of `width` bytes of which a mask leaves some out.
 template <typename T>
-inline uint8_t* ub_masked_target(void* address, int count, std::size_t width, const Predicate& mask, int first_lane,
+uint8_t* ub_masked_target(void* address, int count, std::size_t width, const Predicate& mask, int first_lane,
                                  const char* intrinsic) {
   uint8_t* to =
       vector_store_unnoted(address, static_cast<std::size_t>(count) * width, intrinsic, kBlockBytes);
@@ -37,7 +37,7 @@ inline uint8_t* ub_masked_target(void* address, int count, std::size_t width, co
 
 /// One past the last active element, so that a masked tail may end at the end of UB.
 template <typename T>
-inline int active_extent(const Predicate& mask) {
+int active_extent(const Predicate& mask) {
   int extent = Register<T>::lanes;
   while (extent > 0 && !mask.active<T>(extent - 1)) --extent;
   return extent;
@@ -175,11 +175,11 @@ using addr_reg = kaas_twin::AddressRegister;
 
 #define KAAS_TWIN_ADDRESS_REGISTER(bits)                    \
   template <typename... Strides>                            \
-  inline addr_reg asc_update_addr_reg_b##bits(Strides...) { \
+  addr_reg asc_update_addr_reg_b##bits(Strides...) {        \
     kaas_twin::not_modelled("asc_update_addr_reg_b" #bits); \
   }                                                         \
   template <typename... Strides>                            \
-  inline addr_reg asc_create_addr_reg_b##bits(Strides...) { \
+  addr_reg asc_create_addr_reg_b##bits(Strides...) {        \
     kaas_twin::not_modelled("asc_create_addr_reg_b" #bits); \
   }
 KAAS_TWIN_ADDRESS_REGISTER(8)
@@ -188,19 +188,19 @@ KAAS_TWIN_ADDRESS_REGISTER(32)
 #undef KAAS_TWIN_ADDRESS_REGISTER
 
 // Each load distribution in three forms: no offset, an offset, and an advancing pointer (loads from the old address).
-#define KAAS_TWIN_LOAD(name, distribution)                                              \
-  template <typename T>                                                                 \
-  inline void name(kaas_twin::Register<T>& dst, T* src, int64_t offset = 0) {           \
-    kaas_twin::load::distribution(dst, src, offset, #name);                             \
-  }                                                                                     \
-  template <typename T>                                                                 \
-  inline void name(kaas_twin::Register<T>&, T*, addr_reg) {                             \
-    kaas_twin::not_modelled(#name, "offset in an address register");                    \
-  }                                                                                     \
-  template <typename T>                                                                 \
-  inline void name##_postupdate(kaas_twin::Register<T>& dst, T*& src, int32_t offset) { \
-    kaas_twin::load::distribution(dst, src, 0, #name "_postupdate");                    \
-    src += offset;                                                                      \
+#define KAAS_TWIN_LOAD(name, distribution)                                       \
+  template <typename T>                                                          \
+  void name(kaas_twin::Register<T>& dst, T* src, int64_t offset = 0) {           \
+    kaas_twin::load::distribution(dst, src, offset, #name);                      \
+  }                                                                              \
+  template <typename T>                                                          \
+  void name(kaas_twin::Register<T>&, T*, addr_reg) {                             \
+    kaas_twin::not_modelled(#name, "offset in an address register");             \
+  }                                                                              \
+  template <typename T>                                                          \
+  void name##_postupdate(kaas_twin::Register<T>& dst, T*& src, int32_t offset) { \
+    kaas_twin::load::distribution(dst, src, 0, #name "_postupdate");             \
+    src += offset;                                                               \
   }
 KAAS_TWIN_LOAD(asc_loadalign, norm)
 KAAS_TWIN_LOAD(asc_loadalign_brc_elem, brc_elem)
@@ -223,8 +223,8 @@ KAAS_TWIN_PREDICATE_LOAD(asc_loadalign_downsample, downsample)
 
 /// 512 bytes: even elements to dst0, odd ones to dst1.
 template <typename T>
-inline void asc_loadalign_deintlv(kaas_twin::Register<T>& dst0, kaas_twin::Register<T>& dst1, T* src,
-                                  int64_t offset = 0) {
+void asc_loadalign_deintlv(kaas_twin::Register<T>& dst0, kaas_twin::Register<T>& dst1, T* src,
+                           int64_t offset = 0) {
   constexpr int lanes = kaas_twin::Register<T>::lanes;
   const T* from = kaas_twin::ub_source(src, offset, 2 * lanes, "asc_loadalign_deintlv", kaas_twin::kBlockBytes);
   for (int i = 0; i < lanes; ++i) {
@@ -233,55 +233,55 @@ inline void asc_loadalign_deintlv(kaas_twin::Register<T>& dst0, kaas_twin::Regis
   }
 }
 template <typename T>
-inline void asc_loadalign_deintlv(kaas_twin::Register<T>&, kaas_twin::Register<T>&, T*, addr_reg) {
+void asc_loadalign_deintlv(kaas_twin::Register<T>&, kaas_twin::Register<T>&, T*, addr_reg) {
   kaas_twin::not_modelled("asc_loadalign_deintlv", "offset in an address register");
 }
 
 template <typename T>
-inline void asc_storealign(T* dst, const kaas_twin::Register<T>& src, const vector_bool& mask) {
+void asc_storealign(T* dst, const kaas_twin::Register<T>& src, const vector_bool& mask) {
   kaas_twin::store::norm(dst, src, 0, mask, "asc_storealign");
 }
 template <typename T>
-inline void asc_storealign(T* dst, const kaas_twin::Register<T>& src, int32_t offset, const vector_bool& mask) {
+void asc_storealign(T* dst, const kaas_twin::Register<T>& src, int32_t offset, const vector_bool& mask) {
   kaas_twin::store::norm(dst, src, offset, mask, "asc_storealign");
 }
 /// Block-strided store (vsstb); strides in 32-byte blocks. The post-update form advances by the repeat stride.
 template <typename T>
-inline void asc_storealign(T* dst, const kaas_twin::Register<T>& src, uint16_t block_stride, uint16_t,
-                           const vector_bool& mask) {
+void asc_storealign(T* dst, const kaas_twin::Register<T>& src, uint16_t block_stride, uint16_t,
+                    const vector_bool& mask) {
   kaas_twin::store::blocks(dst, src, block_stride, mask, "asc_storealign");
 }
 template <typename T>
-inline void asc_storealign_postupdate(T*& dst, const kaas_twin::Register<T>& src, uint16_t block_stride,
-                                      uint16_t repeat_stride, const vector_bool& mask) {
+void asc_storealign_postupdate(T*& dst, const kaas_twin::Register<T>& src, uint16_t block_stride,
+                               uint16_t repeat_stride, const vector_bool& mask) {
   kaas_twin::store::blocks(dst, src, block_stride, mask, "asc_storealign_postupdate");
   dst += int64_t{repeat_stride} * static_cast<int64_t>(kaas_twin::kBlockBytes / sizeof(T));
 }
 template <typename T>
-inline void asc_storealign_postupdate(T*& dst, const kaas_twin::Register<T>& src, int32_t offset,
-                                      const vector_bool& mask) {
+void asc_storealign_postupdate(T*& dst, const kaas_twin::Register<T>& src, int32_t offset,
+                               const vector_bool& mask) {
   kaas_twin::store::norm(dst, src, 0, mask, "asc_storealign_postupdate");
   dst += offset;
 }
 /// Lane 0 alone; the element needs its own alignment only.
 template <typename T>
-inline void asc_storealign_1st(T* dst, const kaas_twin::Register<T>& src, int32_t offset = 0) {
+void asc_storealign_1st(T* dst, const kaas_twin::Register<T>& src, int32_t offset = 0) {
   *kaas_twin::ub_target(dst, offset, 1, "asc_storealign_1st", sizeof(T)) = src.lane[0];
 }
 template <typename T>
-inline void asc_storealign_pack(T* dst, const kaas_twin::Register<T>& src, int32_t offset, const vector_bool& mask) {
+void asc_storealign_pack(T* dst, const kaas_twin::Register<T>& src, int32_t offset, const vector_bool& mask) {
   kaas_twin::store::narrow<2>(dst, src, offset, mask, "asc_storealign_pack");
 }
 template <typename T>
-inline void asc_storealign_pack_quarter(T* dst, const kaas_twin::Register<T>& src, int32_t offset,
-                                        const vector_bool& mask) {
+void asc_storealign_pack_quarter(T* dst, const kaas_twin::Register<T>& src, int32_t offset,
+                                 const vector_bool& mask) {
   static_assert(sizeof(T) == 4);
   kaas_twin::store::narrow<4>(dst, src, offset, mask, "asc_storealign_pack_quarter");
 }
 /// 512 bytes: the lanes of src0 and src1 in turn.
 template <typename T>
-inline void asc_storealign_intlv(T* dst, const kaas_twin::Register<T>& src0, const kaas_twin::Register<T>& src1,
-                                 int32_t offset = 0) {
+void asc_storealign_intlv(T* dst, const kaas_twin::Register<T>& src0, const kaas_twin::Register<T>& src1,
+                          int32_t offset = 0) {
   constexpr int lanes = kaas_twin::Register<T>::lanes;
   T* to = kaas_twin::ub_target(dst, offset, 2 * lanes, "asc_storealign_intlv", kaas_twin::kBlockBytes);
   for (int i = 0; i < lanes; ++i) {
@@ -291,7 +291,7 @@ inline void asc_storealign_intlv(T* dst, const kaas_twin::Register<T>& src0, con
 }
 /// The one-source form has no documented meaning.
 template <typename T>
-inline void asc_storealign_intlv(T*, const kaas_twin::Register<T>&, int32_t, const vector_bool&) {
+void asc_storealign_intlv(T*, const kaas_twin::Register<T>&, int32_t, const vector_bool&) {
   kaas_twin::not_modelled("asc_storealign_intlv", "one source and a mask");
 }
 
@@ -308,8 +308,8 @@ inline void asc_storealign_pack(uint32_t* dst, const vector_bool& src, int32_t o
 
 /// dst[i] = src[index[i]]; 8-bit elements land zero-extended in 16-bit lanes. The mask counts destination lanes.
 template <typename D, typename T, typename I>
-inline void asc_gather(kaas_twin::Register<D>& dst, T* src, const kaas_twin::Register<I>& index,
-                       const vector_bool& mask) {
+void asc_gather(kaas_twin::Register<D>& dst, T* src, const kaas_twin::Register<I>& index,
+                const vector_bool& mask) {
   static_assert(sizeof(D) == sizeof(T) || (sizeof(D) == 2 && sizeof(T) == 1));
   constexpr int count = std::min(kaas_twin::Register<D>::lanes, kaas_twin::Register<I>::lanes);
   kaas_twin::Register<D> result;
@@ -324,8 +324,8 @@ inline void asc_gather(kaas_twin::Register<D>& dst, T* src, const kaas_twin::Reg
 
 /// Eight 32-byte blocks at byte offsets index[0..7].
 template <typename T>
-inline void asc_gather_datablock(kaas_twin::Register<T>& dst, T* src, const vector_u32& index,
-                                 const vector_bool& mask) {
+void asc_gather_datablock(kaas_twin::Register<T>& dst, T* src, const vector_u32& index,
+                          const vector_bool& mask) {
   constexpr int per_block = static_cast<int>(kaas_twin::kBlockBytes / sizeof(T));
   kaas_twin::Register<T> result;
   std::memset(&result, 0, sizeof(result));
@@ -344,14 +344,14 @@ inline void asc_gather_datablock(kaas_twin::Register<T>& dst, T* src, const vect
   dst = result;
 }
 template <typename T>
-inline void asc_gather_datablock(kaas_twin::Register<T>& dst, T* src, const vector_u32& index) {
+void asc_gather_datablock(kaas_twin::Register<T>& dst, T* src, const vector_u32& index) {
   asc_gather_datablock(dst, src, index, kaas_twin::first_elements(1, kaas_twin::kVectorBytes));
 }
 
 /// dst[index[i]] = src[i]; of 8-bit registers the even lanes only. The mask counts index lanes.
 template <typename T, typename I>
-inline void asc_scatter(T* dst, const kaas_twin::Register<T>& src, const kaas_twin::Register<I>& index,
-                        const vector_bool& mask) {
+void asc_scatter(T* dst, const kaas_twin::Register<T>& src, const kaas_twin::Register<I>& index,
+                 const vector_bool& mask) {
   constexpr int step = sizeof(T) == 1 ? 2 : 1;
   static_assert(sizeof(I) == sizeof(T) * step);
   for (int i = 0; i < kaas_twin::Register<I>::lanes; ++i) {
@@ -363,7 +363,7 @@ inline void asc_scatter(T* dst, const kaas_twin::Register<T>& src, const kaas_tw
 /// Orders vector stores and loads of one vector function. The twin runs them in program order; a checked run wants a
 /// barrier before a load of what the function has stored.
 template <int Kind>
-inline void asc_mem_bar(kaas_twin::Tag<kaas_twin::kBarrier, Kind>) {
+void asc_mem_bar(kaas_twin::Tag<kaas_twin::kBarrier, Kind>) {
   kaas_twin::assert_on_pipe_v("asc_mem_bar");
   if constexpr (Kind == VV_ALL.value || Kind == VST_VLD.value) kaas_twin::vector_barrier();
 }

@@ -24,13 +24,13 @@ Predicate leading_lanes(uint32_t count) {
 
 }  // namespace kaas_twin
 
-#define KAAS_TWIN_MERGING_UNARY(name, c_api)                                                                \
-  template <typename T, int Mode>                                                                           \
-  inline void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask, \
-                   kaas_twin::Tag<kaas_twin::kMode, Mode>) {                                                \
-    kaas_twin::Register<T> result;                                                                          \
-    c_api(result, src, mask);                                                                               \
-    kaas_twin::store_result<Mode>(dst, result, mask);                                                       \
+#define KAAS_TWIN_MERGING_UNARY(name, c_api)                                                         \
+  template <typename T, int Mode>                                                                    \
+  void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask, \
+            kaas_twin::Tag<kaas_twin::kMode, Mode>) {                                                \
+    kaas_twin::Register<T> result;                                                                   \
+    c_api(result, src, mask);                                                                        \
+    kaas_twin::store_result<Mode>(dst, result, mask);                                                \
   }
 KAAS_TWIN_MERGING_UNARY(vln, asc_ln)
 KAAS_TWIN_MERGING_UNARY(vsqrt, asc_sqrt)
@@ -41,13 +41,13 @@ KAAS_TWIN_MERGING_UNARY(vnot, asc_not)
 KAAS_TWIN_MERGING_UNARY(vexp, asc_exp)
 #undef KAAS_TWIN_MERGING_UNARY
 
-#define KAAS_TWIN_MERGING_BINARY(name, c_api)                                                                         \
-  template <typename T, typename B, int Mode>                                                                         \
-  inline void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const B& b, const vector_bool& mask, \
-                   kaas_twin::Tag<kaas_twin::kMode, Mode>) {                                                          \
-    kaas_twin::Register<T> result;                                                                                    \
-    c_api(result, a, b, mask);                                                                                        \
-    kaas_twin::store_result<Mode>(dst, result, mask);                                                                 \
+#define KAAS_TWIN_MERGING_BINARY(name, c_api)                                                                  \
+  template <typename T, typename B, int Mode>                                                                  \
+  void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const B& b, const vector_bool& mask, \
+            kaas_twin::Tag<kaas_twin::kMode, Mode>) {                                                          \
+    kaas_twin::Register<T> result;                                                                             \
+    c_api(result, a, b, mask);                                                                                 \
+    kaas_twin::store_result<Mode>(dst, result, mask);                                                          \
   }
 KAAS_TWIN_MERGING_BINARY(vadd, asc_add)
 KAAS_TWIN_MERGING_BINARY(vsub, asc_sub)
@@ -69,13 +69,13 @@ KAAS_TWIN_MERGING_BINARY(vshls, asc_shiftleft_scalar)
 KAAS_TWIN_MERGING_BINARY(vshrs, asc_shiftright_scalar)
 #undef KAAS_TWIN_MERGING_BINARY
 
-#define KAAS_TWIN_MERGING_FUSED(name, c_api)                                                                          \
-  template <typename T, typename B, int Mode>                                                                         \
-  inline void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const B& b, const vector_bool& mask, \
-                   kaas_twin::Tag<kaas_twin::kMode, Mode>) {                                                          \
-    kaas_twin::Register<T> result = dst;                                                                              \
-    c_api(result, a, b, mask);                                                                                        \
-    kaas_twin::store_result<Mode>(dst, result, mask);                                                                 \
+#define KAAS_TWIN_MERGING_FUSED(name, c_api)                                                                   \
+  template <typename T, typename B, int Mode>                                                                  \
+  void name(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& a, const B& b, const vector_bool& mask, \
+            kaas_twin::Tag<kaas_twin::kMode, Mode>) {                                                          \
+    kaas_twin::Register<T> result = dst;                                                                       \
+    c_api(result, a, b, mask);                                                                                 \
+    kaas_twin::store_result<Mode>(dst, result, mask);                                                          \
   }
 KAAS_TWIN_MERGING_FUSED(vmula, asc_mula)
 KAAS_TWIN_MERGING_FUSED(vmadd, asc_madd)
@@ -91,8 +91,8 @@ inline void vdup(kaas_twin::Register<T>& dst, Scalar value, const vector_bool& m
   kaas_twin::store_result<Mode>(dst, result, mask);
 }
 template <typename T, int Position, int Mode>
-inline void vdup(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask,
-                 kaas_twin::Tag<kaas_twin::kPosition, Position>, kaas_twin::Tag<kaas_twin::kMode, Mode>) {
+void vdup(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask,
+          kaas_twin::Tag<kaas_twin::kPosition, Position>, kaas_twin::Tag<kaas_twin::kMode, Mode>) {
   kaas_twin::Register<T> result;
   if constexpr (Position == POS_LOWEST.value) {
     asc_duplicate(result, src, mask);
@@ -102,13 +102,13 @@ inline void vdup(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
   kaas_twin::store_result<Mode>(dst, result, mask);
 }
 
-#define KAAS_TWIN_MERGING_REDUCTION(name, c_api, defined_lanes)                                             \
-  template <typename D, typename S, int Mode>                                                               \
-  inline void name(kaas_twin::Register<D>& dst, const kaas_twin::Register<S>& src, const vector_bool& mask, \
-                   kaas_twin::Tag<kaas_twin::kMode, Mode>) {                                                \
-    kaas_twin::Register<D> result;                                                                          \
-    c_api(result, src, mask);                                                                               \
-    kaas_twin::store_result<Mode>(dst, result, kaas_twin::leading_lanes<D>(defined_lanes));                 \
+#define KAAS_TWIN_MERGING_REDUCTION(name, c_api, defined_lanes)                                      \
+  template <typename D, typename S, int Mode>                                                        \
+  void name(kaas_twin::Register<D>& dst, const kaas_twin::Register<S>& src, const vector_bool& mask, \
+            kaas_twin::Tag<kaas_twin::kMode, Mode>) {                                                \
+    kaas_twin::Register<D> result;                                                                   \
+    c_api(result, src, mask);                                                                        \
+    kaas_twin::store_result<Mode>(dst, result, kaas_twin::leading_lanes<D>(defined_lanes));          \
   }
 KAAS_TWIN_MERGING_REDUCTION(vcadd, asc_reduce_sum, 1)
 KAAS_TWIN_MERGING_REDUCTION(vcmax, asc_reduce_max, 2)

@@ -95,7 +95,7 @@ void histogram(vector_u16& dst, const vector_u8& src, const Predicate& mask) {
 
 /// Lane 0 the sum, the others 0. 8- and 16-bit integers sum in lanes twice as wide.
 template <typename D, typename S>
-inline void asc_reduce_sum(kaas_twin::Register<D>& dst, const kaas_twin::Register<S>& src, const vector_bool& mask) {
+void asc_reduce_sum(kaas_twin::Register<D>& dst, const kaas_twin::Register<S>& src, const vector_bool& mask) {
   D wide[kaas_twin::Register<S>::lanes];
   for (int i = 0; i < kaas_twin::Register<S>::lanes; ++i) {
     wide[i] = mask.active<S>(i) ? static_cast<D>(src.lane[i]) : D{};
@@ -112,26 +112,26 @@ inline void asc_reduce_sum(kaas_twin::Register<D>& dst, const kaas_twin::Registe
   dst = result;
 }
 template <typename T>
-inline void asc_reduce_max(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask) {
+void asc_reduce_max(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask) {
   kaas_twin::reduce_extremum(dst, src, mask, kaas_twin::lanes::Maximum{});
 }
 template <typename T>
-inline void asc_reduce_min(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask) {
+void asc_reduce_min(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src, const vector_bool& mask) {
   kaas_twin::reduce_extremum(dst, src, mask, kaas_twin::lanes::Minimum{});
 }
 template <typename T>
-inline void asc_reduce_max_datablock(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
-                                     const vector_bool& mask) {
+void asc_reduce_max_datablock(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
+                              const vector_bool& mask) {
   kaas_twin::reduce_extremum_blocks(dst, src, mask, kaas_twin::lanes::Maximum{});
 }
 template <typename T>
-inline void asc_reduce_min_datablock(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
-                                     const vector_bool& mask) {
+void asc_reduce_min_datablock(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
+                              const vector_bool& mask) {
   kaas_twin::reduce_extremum_blocks(dst, src, mask, kaas_twin::lanes::Minimum{});
 }
 template <typename T>
-inline void asc_reduce_sum_datablock(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
-                                     const vector_bool& mask) {
+void asc_reduce_sum_datablock(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
+                              const vector_bool& mask) {
   constexpr int per_block = static_cast<int>(kaas_twin::kBlockBytes / sizeof(T));
   const auto masked = kaas_twin::zero_inactive(src, mask);
   kaas_twin::Register<T> result;
@@ -143,8 +143,8 @@ inline void asc_reduce_sum_datablock(kaas_twin::Register<T>& dst, const kaas_twi
 }
 /// Sums of adjacent pairs in the low half, the high half 0.
 template <typename T>
-inline void asc_pair_reduce_sum(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
-                                const vector_bool& mask) {
+void asc_pair_reduce_sum(kaas_twin::Register<T>& dst, const kaas_twin::Register<T>& src,
+                         const vector_bool& mask) {
   const auto masked = kaas_twin::zero_inactive(src, mask);
   kaas_twin::Register<T> result;
   std::memset(&result, 0, sizeof(result));
