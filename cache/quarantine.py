@@ -99,6 +99,17 @@ def quarantined(layout: StoreLayout) -> Iterator[QuarantineRecord]:
                 yield msgspec.json.decode((layout.quarantine / name).read_bytes(), type=QuarantineRecord)
 
 
+def is_quarantined(layout: StoreLayout, key: str, encoded: bytes) -> bool:
+    """Whether these very bytes were taken out of service: then they must not come back from elsewhere."""
+    with contextlib.suppress(OSError):
+        for name in _names(layout):
+            path = layout.quarantine / name
+            is_alike = name.endswith(f"-{key}") and path.stat().st_size == len(encoded)
+            if is_alike and path.read_bytes() == encoded:
+                return True
+    return False
+
+
 def _names(layout: StoreLayout) -> list[str]:
     return sorted(os.listdir(layout.quarantine))  # noqa: PTH208 (only names are wanted)
 

@@ -31,6 +31,7 @@ _BY_CLASS: dict[type[KaasError], int] = {
     errors.DeadlineExceeded: TOO_LATE,
     errors.CompileTimeout: TOO_LATE,
     errors.RegistryFailed: NODE_TROUBLE,
+    errors.RemoteUnavailable: NODE_TROUBLE,
     errors.ToolchainMissing: NODE_TROUBLE,
     errors.StoreUnavailable: NODE_TROUBLE,
     errors.StoreFull: NODE_TROUBLE,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kaas.proto.passport import KernelKey, Passport
 
 
-Origin = Literal["store", "hit", "compiled", "joined"]
+Origin = Literal["store", "hit", "compiled", "joined", "fetched"]
 """Where a process got a kernel: read from the store by itself, or what the daemon did for it."""
 
 

@@ -39,7 +39,7 @@ Question = tuple["KernelSpec", str | None]
 """What a kernel is asked by: the spec, and the SoC name or ``None`` for the node's own."""
 
 
-_ORIGINS: dict[int, Origin] = {1: "hit", 2: "compiled", 3: "joined"}
+_ORIGINS: dict[int, Origin] = {1: "hit", 2: "compiled", 3: "joined", 4: "fetched"}
 """By the wire's Outcome."""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kaas.client.priority import Priority
 
-_OUTCOMES = {"hit": 1, "compiled": 2, "joined": 3}
+_OUTCOMES = {"hit": 1, "compiled": 2, "joined": 3, "fetched": 4}
 """The wire's Outcome in gRPC."""
 
 

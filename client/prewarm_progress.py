@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kaas.client.daemon_link import DaemonLink
     from kaas.client.manifest import Entry
 
-_OUTCOMES = ("", "hit", "compiled", "joined")
+_OUTCOMES = ("", "hit", "compiled", "joined", "fetched")
 
 
 def follow(link: DaemonLink, entries: Sequence[Entry], label: str, as_json: bool) -> int:

@@ -196,6 +196,13 @@ class RegistryFailed(KaasError):
     retryable = True
 
 
+class RemoteUnavailable(KaasError):
+    """A remote tier did not take a kernel; names ``tier`` and ``key``."""
+
+    code = "remote_unavailable"
+    retryable = True
+
+
 class NotReady(KaasError):
     """A node is not ready yet; ``details``: its ``checks``, and the ``coverage`` (0 to 1) so far."""
 

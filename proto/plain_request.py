@@ -33,7 +33,7 @@ class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """The kernel at ``path``, which is empty when it could not be stored; or the record of an ``error``."""
 
     key: str = ""
-    outcome: Literal["", "hit", "compiled", "joined"] = ""
+    outcome: Literal["", "hit", "compiled", "joined", "fetched"] = ""
     path: str = ""
     compile_seconds: float = 0.0
     waited_seconds: float = 0.0

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from kaas.cache.remote_settings import RemoteTierSettings, parse_remote_tiers
 from kaas.proto.errors import InvalidConfig
 from kaas.proto.locations import LEASE_SUFFIX, default_socket, default_store
 from kaas.server.control_group import core_quota
@@ -60,6 +61,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     With a ``ready_manifest`` the node is ready once it holds ``ready_coverage`` (0 to 1) of its weight.
     ``trust_list`` is the file of public keys whose signatures on foreign artifacts count; with
     ``require_signature`` one of them must have signed whatever this node did not compile itself.
+    ``remote_tiers`` hold kernels for many nodes (:mod:`kaas.cache.remote_settings`); what is compiled here
+    is signed with ``signing_key`` (the file of a private key) when it is written there.
     """
 
     socket: str = msgspec.field(default_factory=lambda: str(default_socket()))
@@ -98,6 +101,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ready_coverage: float = 1.0
     trust_list: str = ""
     require_signature: bool = False
+    signing_key: str = ""
+    remote_tiers: tuple[RemoteTierSettings, ...] = ()
     zygote_max_jobs: int = 500
     zygote_max_rss_bytes: int = 2 << 30
     shutdown_grace_s: float = 10.0
@@ -197,6 +202,8 @@ def _typed(name: str, value: Any, source: str) -> Any:
         value = str(value)
     if name.endswith(("_bytes", "_bytes_per_s")) and isinstance(value, str):
         value = _bytes(name, value, source)
+    if name == "remote_tiers":
+        return parse_remote_tiers(value, source)
     if name in ("log_level", "log_format") and isinstance(value, str):
         value = value.lower()
     expected = _FIELDS[name].type
@@ -378,6 +385,7 @@ _CHECKS: dict[str, Callable[[Any, Config], str | None]] = {
     "ready_manifest": _check_optional_path,
     "ready_coverage": _between(0, 1),
     "trust_list": _check_optional_path,
+    "signing_key": _check_optional_path,
     "require_signature": _check_require_signature,
     "zygote_max_jobs": _between(1, 1_000_000),
     "zygote_max_rss_bytes": _between(64 << 20, MAX_SIZE_BYTES),

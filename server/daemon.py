@@ -23,7 +23,7 @@ from kaas.cache.environment_file import publish_environment, read_environment
 from kaas.cache.eviction import Eviction
 from kaas.cache.index import KernelIndex
 from kaas.cache.limits import StoreLimits
-from kaas.cache.signatures import SignaturePolicy
+from kaas.cache.signatures import SignaturePolicy, read_signing_key
 from kaas.cache.store import Store
 from kaas.compiler.device_probe import detect_target
 from kaas.compiler.environment import describe_environment
@@ -51,6 +51,7 @@ from kaas.server.listeners import SocketAccess
 from kaas.server.metrics import Metrics
 from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmJobs
+from kaas.server.remote_tiers import RemoteTiers
 from kaas.server.scheduler import Scheduler
 from kaas.server.scrubber import Scrubber
 from kaas.server.service import KernelService
@@ -193,6 +194,7 @@ class Daemon:
         self._keeper = StoreKeeper(self._store, self._catalog, holdings, eviction)
         closing.push_async_callback(self._catalog.close)
         closing.push_async_callback(pool.close)
+        remote = self._remote = self._remote_tiers(config, policy)
         service = KernelService(
             environment=self.environment,
             store=self._store,
@@ -202,6 +204,7 @@ class Daemon:
             limits=limits,
             failures=failures,
             costs=costs,
+            remote=remote,
         )
         coverages = self._coverages = Coverages(service, self._catalog, scheduler, failures)
         if config.ready_manifest:
@@ -233,8 +236,10 @@ class Daemon:
             store=store,
             readiness=self.readiness,
             coverages=coverages,
+            remote=remote,
         )
         await self._listen(service, jobs, failures, StoreServicer(store, foreign), store, metrics)
+        closing.push_async_callback(remote.drain, config.shutdown_grace_s)
         closing.push_async_callback(scheduler.stop, config.shutdown_grace_s)
         closing.push_async_callback(jobs.stop)
         closing.push_async_callback(coverages.stop)
@@ -267,6 +272,13 @@ class Daemon:
         if self._coverages.gate is not None:
             checks["kernels_covered"] = self._coverages.gate.is_open
         return checks
+
+    def _remote_tiers(self, config: Config, policy: SignaturePolicy) -> RemoteTiers:
+        signing_key = read_signing_key(Path(config.signing_key)) if config.signing_key else None
+        tiers = RemoteTiers(config.remote_tiers, self._store, policy, signing_key)
+        for settings in config.remote_tiers:
+            log.info("remote tier %s", settings.shown())
+        return tiers
 
     async def _set_gate(self, config: Config) -> None:
         from kaas.server.ready_manifest import read_ready_manifest  # which YAML comes with
@@ -350,6 +362,7 @@ class Daemon:
             group.create_task(self._keep_workers_warm())
             group.create_task(self._tell_readiness())
             group.create_task(self._keep_sockets())
+            group.create_task(self._remote.run())
 
     async def _keep_sockets(self) -> None:
         """A cleaner of old files may take a socket away; who connects next must find it again."""

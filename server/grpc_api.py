@@ -40,7 +40,12 @@ SERVICE_NAME = "kaas.v1.KernelService"
 READINESS_NAME = "kaas.ready"
 """Health service that serves while ``/readyz`` does; the unnamed one and the service's own serve at once."""
 
-_OUTCOMES = {"hit": pb.OUTCOME_HIT, "compiled": pb.OUTCOME_COMPILED, "joined": pb.OUTCOME_JOINED}
+_OUTCOMES = {
+    "hit": pb.OUTCOME_HIT,
+    "compiled": pb.OUTCOME_COMPILED,
+    "joined": pb.OUTCOME_JOINED,
+    "fetched": pb.OUTCOME_FETCHED,
+}
 
 _PRIORITIES = {
     pb.PRIORITY_RANK: Priority.RANK,

@@ -16,8 +16,9 @@ from kaas.server.scheduler import Priority
 ANSWER_MARGIN_S = 0.2
 """Before a call's deadline: time for the answer that says how far the kernel is to reach the client."""
 
-Outcome = Literal["hit", "compiled", "joined"]
-"""It was in the store; this request started its compile; this request joined one under way."""
+Outcome = Literal["hit", "compiled", "joined", "fetched"]
+"""It was in the store; this request started its compile; this request joined one under way; it came from a
+remote tier."""
 
 
 def time_to_answer(left_s: float | None) -> float | None:
@@ -63,7 +64,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     """A finished kernel as the scheduler hands it to every waiter; ``encoded`` only when not stored.
 
-    ``why_absent`` says why it had to be compiled.
+    ``why_absent`` says why it had to be compiled, or from which remote tier it came.
     """
 
     path: Path | None

@@ -56,7 +56,7 @@ class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every other line: keys with where they came from; ``held`` ones were taken before and told before."""
 
-    took: list[tuple[str, Literal["store", "hit", "compiled", "joined"]]] = []
+    took: list[tuple[str, Literal["store", "hit", "compiled", "joined", "fetched"]]] = []
     held: list[str] = []
 
 

@@ -5,6 +5,7 @@ The format: https://prometheus.io/docs/instrumenting/exposition_formats/ (text, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import msgspec
 from kaas.proto.environment import Environment
 from kaas.server.coverage import Coverages
 from kaas.server.negative_results import NegativeResults
+from kaas.server.remote_tiers import RemoteTiers
 from kaas.server.scheduler import Scheduler
 from kaas.server.service import KernelService
 from kaas.server.store_service import StoreService
@@ -59,6 +61,7 @@ class Metrics:
         store: StoreService,
         readiness: Readiness,
         coverages: Coverages,
+        remote: RemoteTiers,
     ) -> None:
         self._environment = environment
         self._version = version
@@ -68,11 +71,13 @@ class Metrics:
         self._store = store
         self._readiness = readiness
         self._coverages = coverages
+        self._remote = remote
 
     async def scrape(self) -> str:
         """All metrics, as text."""
         checks = await self._readiness()
-        return exposition((*self._node(checks), *self._requests(), *self._compiles(), *self._stored()))
+        parts = (self._node(checks), self._requests(), self._compiles(), self._stored(), self._remote_tiers())
+        return exposition(itertools.chain(*parts))
 
     def _node(self, checks: Mapping[str, bool]) -> Iterator[Metric]:
         target, toolchain = self._environment.target, self._environment.toolchain
@@ -160,6 +165,29 @@ class Metrics:
         )
         yield _counter("audit_lost_total", "Records that the audit log lost.", usage["audit_lost"])
         yield _gauge("daemon_resident_bytes", "The daemon's own memory.", usage["daemon_resident_bytes"])
+
+    def _remote_tiers(self) -> Iterator[Metric]:
+        if not self._remote:
+            return
+        reports = self._remote.reports()
+        yield _gauge(
+            "remote_open",
+            "1 while a remote tier is left alone because it failed.",
+            {(("tier", one.name),): one.state != "closed" for one in reports},
+        )
+        yield _counter(
+            "remote_calls_total",
+            "Look-ups and writes of a remote tier, by what came of them.",
+            {
+                (("tier", one.name), ("result", result)): count
+                for one in reports
+                for result, count in sorted(one.results.items())
+            },
+        )
+        yield _gauge("remote_writes_waiting", "Kernels still to be written.", self._remote.waiting)
+        yield _counter(
+            "remote_writes_given_up_total", "Kernels that were never written.", self._remote.given_up
+        )
 
 
 def _gauge(name: str, text: str, samples: float | Mapping[Labels, float]) -> Metric:

@@ -200,7 +200,7 @@ class DeliveryBody(BaseModel):
         }
     )
     key: str
-    outcome: Literal["hit", "compiled", "joined"]
+    outcome: Literal["hit", "compiled", "joined", "fetched"]
     artifact_path: str | None
     compile_seconds: float
     waited_seconds: float

@@ -126,7 +126,7 @@ class UserBody(BaseModel):
     job: str
     rank: str
     since_unix: float
-    origin: Literal["store", "hit", "compiled", "joined", "held"]
+    origin: Literal["store", "hit", "compiled", "joined", "fetched", "held"]
     liveness: Literal["alive", "ended", "unknown"]
     session: str
     ended_unix: float = Field(description="when a process that ended did; 0: it runs, or nobody noticed")

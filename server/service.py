@@ -38,6 +38,7 @@ from kaas.server.compile_costs import CompileCosts
 from kaas.server.kernel_request import Delivery, Kernel, KernelRequest, Outcome, Question
 from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmEntry
+from kaas.server.remote_tiers import RemoteTiers
 from kaas.server.scheduler import Priority, Scheduler
 from kaas.server.telemetry import facts
 
@@ -64,6 +65,7 @@ class KernelService:
         limits: CompileLimits,
         failures: NegativeResults,
         costs: CompileCosts,
+        remote: RemoteTiers | None = None,
     ) -> None:
         self.environment = environment
         self._store = store
@@ -73,6 +75,8 @@ class KernelService:
         self._limits = limits
         self._failures = failures
         self._costs = costs
+        self._remote = remote
+        self._fetches: dict[str, asyncio.Task[Kernel | None]] = {}
         self._holdings = catalog.holdings
         self.outcomes: Counter[tuple[str, str]] = Counter()
         """Requests that ended, by outcome (or error code) and priority."""
@@ -137,9 +141,15 @@ class KernelService:
             )
 
     async def warm(self, entry: PrewarmEntry) -> tuple[str, Outcome]:
-        """One entry of a pre-warm job: behind foreground work, however long it takes."""
+        """One entry of a pre-warm job: behind foreground work, however long it takes.
+
+        With remote tiers it is ready once they have it, too. Raises :class:`RemoteUnavailable` for one that
+        fails and may not be ignored; the kernel is in the store all the same.
+        """
         request = KernelRequest(spec=entry.spec, soc_name=entry.soc_name, priority=Priority.PREWARM)
         delivery = await self.get_kernel(request)
+        if self._remote:
+            await self._remote.confirm(delivery.key)
         return delivery.key, delivery.outcome
 
     async def _find_with_bytes(
@@ -160,6 +170,10 @@ class KernelService:
         stored = await self._load(question.key) or self._recall(question.key)
         if stored is not None:
             return stored, "hit"
+        began = time.monotonic()
+        fetched = await self._fetch(question, request.timeout_s)
+        if fetched is not None:
+            return fetched, "fetched"
         if request.strict:
             explanation = await self._catalog.explain(question.passport)
             raise StrictMiss(
@@ -176,7 +190,7 @@ class KernelService:
             question.key,
             functools.partial(self._build, question),
             priority=request.priority,
-            timeout_s=request.timeout_s,
+            timeout_s=None if request.timeout_s is None else request.timeout_s - (time.monotonic() - began),
             family=question.spec.family,
             subject=question.passport,
             on_failure=functools.partial(self._remember, question),
@@ -184,6 +198,44 @@ class KernelService:
         if landing.joined:
             return landing.value, "joined"
         return landing.value, "compiled" if landing.value.was_compiled else "hit"
+
+    async def _fetch(self, question: Question, timeout_s: float | None) -> Kernel | None:
+        """The kernel from a remote tier, stored here; ``None`` also when there is no time left to look.
+
+        All who miss one kernel at a time share one look.
+        """
+        key = question.key
+        if not self._remote or self._scheduler.priority_of(key) is not None:
+            return None  # who compiles it has looked
+        fetch = self._fetches.get(key)
+        if fetch is None:
+            fetch = asyncio.create_task(self._fetch_and_store(question), name=f"fetch {key[:12]}")
+            self._fetches[key] = fetch
+            fetch.add_done_callback(lambda _: self._fetches.pop(key, None))
+        done, _ = await asyncio.wait((fetch,), timeout=timeout_s)
+        return fetch.result() if done else None
+
+    async def _fetch_and_store(self, question: Question) -> Kernel | None:
+        found = None if self._remote is None else await self._remote.find(question.key)
+        if found is None:
+            return None
+        row = {
+            **summarize_passport(question.passport),
+            "size_bytes": len(found.encoded),
+            "created_unix": found.verified.created_unix,
+            "compile_seconds": found.verified.compile_seconds,
+        }
+        path = await self._publish(question.key, found.encoded, row)
+        self._holdings.audit.note(
+            "stored", key=question.key, origin=f"remote tier {found.tier}", signer=found.verified.signer
+        )
+        return Kernel(
+            path=path,
+            encoded=found.encoded if path is None else None,
+            compile_seconds=found.verified.compile_seconds,
+            was_compiled=False,
+            why_absent=f"It came from the remote tier {found.tier!r}.",
+        )
 
     def _remember(self, question: Question, error: KaasError, attempts: int) -> None:
         failure = self._failures.remember(question.passport, error, attempts)
@@ -254,6 +306,8 @@ class KernelService:
             "compile_seconds": output.compile_seconds,
         }
         path = await self._publish(question.key, encoded, row)
+        if path is not None and self._remote:
+            self._remote.offer(question.key)
         return Kernel(
             path=path,
             encoded=encoded if path is None else None,

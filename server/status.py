@@ -54,6 +54,7 @@ _TABLE: dict[type[KaasError], tuple[grpc.StatusCode, int]] = {
     errors.BundleRefused: (_Code.INVALID_ARGUMENT, 400),
     errors.SignatureRefused: (_Code.PERMISSION_DENIED, 403),
     errors.RegistryFailed: (_Code.UNAVAILABLE, 502),
+    errors.RemoteUnavailable: (_Code.UNAVAILABLE, 502),
     errors.NotReady: (_Code.UNAVAILABLE, 503),
     errors.StrictMiss: (_Code.FAILED_PRECONDITION, 409),
     errors.DaemonUnavailable: (_Code.UNAVAILABLE, 503),

@@ -25,8 +25,8 @@ MAX_KEYS = 20_000
 MAX_REASON = 500
 MAX_AUDIT = 10_000
 
-Origin = Literal["store", "hit", "compiled", "joined", "held"]
-_ORIGINS = ("store", "hit", "compiled", "joined", "held")
+Origin = Literal["store", "hit", "compiled", "joined", "fetched", "held"]
+_ORIGINS = ("store", "hit", "compiled", "joined", "fetched", "held")
 
 
 class KernelUser(msgspec.Struct, frozen=True, kw_only=True):

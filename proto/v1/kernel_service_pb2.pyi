@@ -20,6 +20,7 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_HIT: _ClassVar[Outcome]
     OUTCOME_COMPILED: _ClassVar[Outcome]
     OUTCOME_JOINED: _ClassVar[Outcome]
+    OUTCOME_FETCHED: _ClassVar[Outcome]
 
 class Liveness(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -34,6 +35,7 @@ OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_HIT: Outcome
 OUTCOME_COMPILED: Outcome
 OUTCOME_JOINED: Outcome
+OUTCOME_FETCHED: Outcome
 LIVENESS_UNSPECIFIED: Liveness
 LIVENESS_ALIVE: Liveness
 LIVENESS_ENDED: Liveness

@@ -152,6 +152,7 @@ if TYPE_CHECKING:
     from kaas.proto.errors import Overloaded as Overloaded
     from kaas.proto.errors import PermissionDenied as PermissionDenied
     from kaas.proto.errors import RegistryFailed as RegistryFailed
+    from kaas.proto.errors import RemoteUnavailable as RemoteUnavailable
     from kaas.proto.errors import ShuttingDown as ShuttingDown
     from kaas.proto.errors import SignatureRefused as SignatureRefused
     from kaas.proto.errors import StoreFull as StoreFull
@@ -278,6 +279,7 @@ _ERRORS = (
     "Overloaded",
     "PermissionDenied",
     "RegistryFailed",
+    "RemoteUnavailable",
     "ShuttingDown",
     "SignatureRefused",
     "StoreFull",
@@ -405,6 +407,7 @@ __all__ = [
     "RandnSpec",
     "ReduceFusedSpec",
     "RegistryFailed",
+    "RemoteUnavailable",
     "RmsNormBackwardSpec",
     "RmsNormSpec",
     "RopeSpec",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from kaas.server.catalog import Catalog
 from kaas.server.compile_costs import CompileCosts
 from kaas.server.kernel_request import Kernel, Question
 from kaas.server.negative_results import NegativeResults
+from kaas.server.remote_tiers import RemoteTiers
 from kaas.server.scheduler import Scheduler
 from kaas.server.service import KernelService
 
@@ -77,7 +79,13 @@ class Node:
     """Service, catalogue, store and staged pool of one node."""
 
     def __init__(
-        self, root: Path, env: Environment, pool: Any = None, *, index_is_whole: bool = True
+        self,
+        root: Path,
+        env: Environment,
+        pool: Any = None,
+        *,
+        index_is_whole: bool = True,
+        remote: Callable[[Store], RemoteTiers] | None = None,
     ) -> None:
         self.store = Store.open(root)
         publish_environment(root, env)  # as the daemon does before it serves
@@ -89,6 +97,7 @@ class Node:
         self.catalog = Catalog(
             env, self.store, KernelIndex(root), scheduler, self.failures, index_is_whole=index_is_whole
         )
+        self.remote = remote(self.store) if remote is not None else None
         self.service = KernelService(
             environment=env,
             store=self.store,
@@ -98,6 +107,7 @@ class Node:
             limits=CompileLimits(wall_s=1.0, memory_bytes=1 << 30),
             failures=self.failures,
             costs=self.costs,
+            remote=self.remote,
         )
 
     async def close(self) -> None:
