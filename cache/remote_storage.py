@@ -51,13 +51,16 @@ class RemoteStorage:
         hidden = secrets_of(tier, options)
         with _opening:
             import opendal
+            import opendal.layers
 
         if tier.scheme == "fs":
             # Its writes appear whole, like those of every other service.
             root = urlsplit(tier.uri).path.rstrip("/")
             options = {"atomic_write_dir": f"{root}/.writing", **options}
         try:
-            operator = opendal.AsyncOperator.from_uri(tier.uri, **options)
+            # One bad answer among many is no reason to lose a kernel; the caller's deadline covers the retries.
+            patient = opendal.layers.RetryLayer(max_times=2, min_delay=0.05, max_delay=0.5, jitter=True)
+            operator = opendal.AsyncOperator.from_uri(tier.uri, **options).layer(patient)
         except Exception as error:  # OpenDAL's own classes have no common base
             problem = _line(error, hidden)
             raise InvalidConfig(

@@ -5,19 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import shutil
 import socket
-import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from support.bundle_drafts import Draft
+from support.real_services import needs_registry, running_registry
 
 from kaas.cache.bundle import Bundle
 from kaas.cache.signatures import SignaturePolicy
@@ -27,9 +24,6 @@ from kaas.proto.errors import BundleRefused, RegistryFailed
 
 pytest.importorskip("httpx")
 
-PROGRAM = shutil.which("docker-registry")
-needs_registry = pytest.mark.skipif(PROGRAM is None, reason="docker-registry is not installed")
-PASSWORD_OF_KAAS = "kaas:$2b$04$LC3AUq4sye8B4z3UxRuDdeN7eOxkHAuqVUuPgSp/UvYHJCRDoAmba\n"
 ANY = SignaturePolicy()
 
 
@@ -51,39 +45,6 @@ def bundle(tmp_path: Path) -> Path:
 def log_in(folder: Path, host: str, password: str = "secret") -> None:
     auth = base64.b64encode(f"kaas:{password}".encode()).decode()
     (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
-
-
-@contextmanager
-def running_registry(folder: Path, *, with_password: bool = False) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{free.getsockname()[1]}"
-    settings = {
-        "version": 0.1,
-        "log": {"level": "error"},
-        "storage": {"filesystem": {"rootdirectory": str(folder / "blobs")}},
-        "http": {"addr": host},
-    }
-    if with_password:
-        (folder / "users").write_text(PASSWORD_OF_KAAS)
-        settings["auth"] = {"htpasswd": {"realm": "test", "path": str(folder / "users")}}
-    (folder / "config.yml").write_text(json.dumps(settings))
-    assert PROGRAM is not None
-    with (folder / "registry.log").open("w") as log:
-        process = subprocess.Popen([PROGRAM, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
-    try:
-        give_up = time.monotonic() + 30
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", int(host.rpartition(":")[2]))) == 0:
-                    break
-            assert process.poll() is None, (folder / "registry.log").read_text()
-            assert time.monotonic() < give_up
-            time.sleep(0.02)
-        yield host
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 @needs_registry
