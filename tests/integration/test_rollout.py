@@ -149,7 +149,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     with ExitStack() as stack:
         made = Site(tmp_path, stack)
         yield made
@@ -159,8 +159,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
         for name, daemon in made.daemons.items():
             text = text.replace(daemon.rest_url.removeprefix("http://"), f"{name}:7990")
         print(text)
-        if place := os.environ.get("KAAS_ROLLOUT_TRANSCRIPT"):
-            Path(place).write_text(text + "\n")
+        if folder := os.environ.get("KAAS_ROLLOUT_TRANSCRIPTS"):
+            (Path(folder) / f"{request.node.name}.txt").write_text(text + "\n")
 
 
 def test_a_rollout_compiles_each_kernel_once_and_every_rank_starts_warm(site: Site) -> None:
