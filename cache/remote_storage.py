@@ -58,7 +58,7 @@ class RemoteStorage:
             root = urlsplit(tier.uri).path.rstrip("/")
             options = {"atomic_write_dir": f"{root}/.writing", **options}
         try:
-            # One bad answer among many is no reason to lose a kernel; the caller's deadline covers the retries.
+            # One bad answer is no reason to lose a kernel; the deadline of who calls covers the retries.
             patient = opendal.layers.RetryLayer(max_times=2, min_delay=0.05, max_delay=0.5, jitter=True)
             operator = opendal.AsyncOperator.from_uri(tier.uri, **options).layer(patient)
         except Exception as error:  # OpenDAL's own classes have no common base
