@@ -54,7 +54,7 @@ def test_any_flipped_bit_reads_as_none_or_as_what_was_published(tmp_path: Path) 
         damaged[position] ^= 1 << (position % 7)
         path.write_bytes(damaged)
         assert read_environment(tmp_path) in (None, NODE)
-    assert environment_file._decode(good) == NODE
+    assert environment_file.decode_environment(good) == NODE
 
 
 def test_any_cut_reads_as_none(tmp_path: Path) -> None:
