@@ -31,9 +31,10 @@ _SAY = "\nprint(json.dumps([now() - loaded, resident() - before]))"
 _KAAS = """
 before, loaded = resident(), now()
 from kaas import GemmSpec, get_kernel
-kernel = get_kernel(GemmSpec(n=1024, k=1024, m=1024), strict=STRICT)
+kernel = get_kernel(GemmSpec(n=1024, k=1024, m=1024))
 assert callable(kernel)
 """
+_FOUND = '\nassert kernel.origin == "store"'
 _TILELANG = """
 before, loaded = resident(), now()
 import tilelang
@@ -62,14 +63,15 @@ def with_tilelang(spec):
         traced = now() - begin
         return tilelang.compile(built.prim_func, target="ascend", pass_configs=built.pass_configs)
 other, spec = GemmSpec(n=512, k=1024, m=1024), GemmSpec(n=1024, k=1024, m=1024)
-with_tilelang(other), get_kernel(other, strict=STRICT)
+with_tilelang(other), get_kernel(other)
 found = {}
 for side in SIDES:
     begin = now()
-    kernel = get_kernel(spec, strict=STRICT) if side == "kaas" else with_tilelang(spec)
+    kernel = get_kernel(spec) if side == "kaas" else with_tilelang(spec)
     found[side] = now() - begin
     assert callable(kernel)
 found["trace"] = traced
+found["origin"] = get_kernel(spec).origin
 print(json.dumps(found))
 """
 
@@ -90,8 +92,8 @@ def measure(effort: Effort) -> Outcome:
             return pinned_run(["-c", _CLOCK + body], environ, core=CLIENT_CORE).splitlines()[-1]
 
         # Fill both caches, and load every compiled module once.
-        start(_BOTH.replace("STRICT", "False").replace("SIDES", "('kaas', 'tilelang')"))
-        kaas = _KAAS.replace("STRICT", "True") + _SAY
+        start(_BOTH.replace("SIDES", "('kaas', 'tilelang')"))
+        kaas = _KAAS + _SAY + _FOUND
         for body in (kaas, _TILELANG + _SAY):
             start(body)
         for turn in range(effort.times(15, 3)):
@@ -101,7 +103,8 @@ def measure(effort: Effort) -> Outcome:
                 series["1a memory above torch"].samples.append(memory / 1e6)
             series["1a tilelang"].samples.append(json.loads(start(_TILELANG + _SAY))[0])
             sides = ("kaas", "tilelang") if turn % 2 else ("tilelang", "kaas")
-            both = json.loads(start(_BOTH.replace("STRICT", "True").replace("SIDES", repr(sides))))
+            both = json.loads(start(_BOTH.replace("SIDES", repr(sides))))
+            assert both["origin"] == "store"
             series["1b kaas"].samples.append(both["kaas"])
             series["1b tilelang"].samples.append(both["tilelang"])
             series["1b tilelang, tracing alone"].samples.append(both["trace"])
