@@ -78,7 +78,7 @@ def _daemon_side(node: Node, link: Any, n: int) -> dict[str, float]:
     return {
         "daemon, request to artifact": wall,
         "worker": reply.compile_seconds,
-        "request until the worker runs": node.events("worker started")[-1]["time"] - asked,
+        "request until the worker runs": node.events("worker started")[-1]["began"] - asked,
         "all outside the worker": wall - reply.compile_seconds,
     }
 

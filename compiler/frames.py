@@ -65,9 +65,10 @@ Report = Ready | Refused | SupervisorEnded
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Supervisor to daemon: the process that compiles."""
+    """Supervisor to daemon: the process that compiles, and when it began to (Unix seconds)."""
 
     pid: int
+    began_unix: float
 
 
 class Verdict(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -37,7 +37,7 @@ class LoadedGenerator:
     def refuse_unless(self, expected: Generator, family: str) -> None:
         """Raises :class:`CompileFailed` at stage ``generator`` naming every field that is not as
         ``expected``."""
-        differing = differing_fields(expected, self._now(family), family)
+        differing = differing_fields(expected, self.as_on_disk(family), family)
         if differing:
             raise _changed(
                 f"TileLang or the sources of {family} have changed since the daemon looked at them: "
@@ -45,8 +45,10 @@ class LoadedGenerator:
                 fields=differing,
             )
 
-    def _now(self, family: str) -> LoadedGenerator:
-        """Templates are read by every device compile, and a family's source by every lowering (TileLang takes
+    def as_on_disk(self, family: str) -> LoadedGenerator:
+        """What this process has loaded, with what it reads anew as that is on disk now.
+
+        Templates are read by every device compile, and a family's source by every lowering (TileLang takes
         a program's text from its file), so they count as they are on disk. So does everything once lowering
         has imported another piece of it; that costs 0.1 s and the warm-up leaves nothing to import for the
         built-in families."""

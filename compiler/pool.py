@@ -44,6 +44,7 @@ from kaas.proto.errors import (
     WorkerCrashed,
     error_from_record,
 )
+from kaas.proto.log_facts import facts
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +218,7 @@ class CompilerPool:
                 return message
             if isinstance(message, WorkerStarted):
                 self._workers[job_id] = message.pid
-                log.info("worker started")
+                log.info("worker started", extra=facts(began=message.began_unix))
                 if job.background and job_id not in self._background:
                     hurry(message.pid)
 

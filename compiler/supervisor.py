@@ -111,7 +111,8 @@ class _Watch:
         worker = self._worker
         started = time.monotonic()
         worker.start(self._job, self._workdir)
-        send_frame(self._connection, WorkerStarted(pid=worker.pid))  # from here on it may be hurried
+        # From here on it may be hurried.
+        send_frame(self._connection, WorkerStarted(pid=worker.pid, began_unix=worker.began_unix))
         outcome, status = self._wait(started + self._job.limits.wall_s)
         stage, log = worker.stage, worker.log
         end_descendants()

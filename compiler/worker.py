@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import signal
+import struct
 import sys
 import time
 import traceback
@@ -31,6 +32,9 @@ LOG_TAIL_BYTES = 8000
 _GC_THRESHOLD = 200_000
 """Objects between collections: a process that lives for a second has little to collect."""
 
+BEGAN = struct.Struct("d")
+"""When a worker began its job (Unix seconds), for who waits for it."""
+
 SetStage = Callable[[str], None]
 Order = tuple[CompileJob, Path]
 """A job, and the empty folder for its files."""
@@ -48,8 +52,8 @@ def run_worker(
 ) -> NoReturn:
     """Do one job in this freshly forked process and exit; the supervisor reads the rest.
 
-    ``take_order`` waits for the job; without one the process just ends. ``settled_fd`` is closed once the
-    process has its session, its job and its urgency.
+    ``take_order`` waits for the job; without one the process just ends. ``settled_fd`` is told when the
+    process begins, with its session, its job and its urgency.
     """
     try:
         die_with_parent(signal.SIGKILL, supervisor)
@@ -70,6 +74,7 @@ def run_worker(
         set_name("kaas-worker")
         if job.background:
             be_gentle()
+        os.write(settled_fd, BEGAN.pack(time.time()))
         os.close(settled_fd)
         result = _result_of(job, loaded, workdir, log_fd, set_stage)
         set_stage("report")

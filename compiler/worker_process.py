@@ -18,7 +18,7 @@ from kaas.compiler.job import CompileJob
 from kaas.compiler.loaded_generator import LoadedGenerator
 from kaas.compiler.process_tree import held_bytes
 from kaas.compiler.urgency import be_gentle, hurry, may_be_hurried, own_niceness
-from kaas.compiler.worker import Order, log_tail, run_worker
+from kaas.compiler.worker import BEGAN, Order, log_tail, run_worker
 
 _STAGE_BYTES = 64
 _PATH_BYTES = 4096
@@ -48,6 +48,8 @@ class WorkerProcess(abc.ABC):
         """Bytes held when the job began, which are none of the job's."""
         self.rehearsed_cpu_s = 0.0
         """Processor time before the job began, likewise."""
+        self.began_unix = 0.0
+        """When it began."""
         self._loaded = loaded
         self._board = _StageBoard()
         self._result_fd = os.memfd_create("kaas-result", os.MFD_CLOEXEC)
@@ -98,8 +100,10 @@ class WorkerProcess(abc.ABC):
         os.close(self._settled_fd)
 
     def _wait_until_settled(self) -> None:
-        os.read(self._settled, 1)
+        told = os.read(self._settled, BEGAN.size)
         os.close(self._settled)
+        # One that died before it began says nothing.
+        self.began_unix = BEGAN.unpack(told)[0] if len(told) == BEGAN.size else time.time()
 
 
 class FreshWorker(WorkerProcess):

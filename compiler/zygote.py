@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from kaas.compiler.frames import (
     Drain,
@@ -44,8 +45,9 @@ from kaas.compiler.process_tree import (
 from kaas.compiler.standby import Standby
 from kaas.compiler.toolkit import read_toolkit
 from kaas.proto.errors import KaasError, ToolchainMissing
+from kaas.proto.toolchain import Toolchain
 
-WARM_UP_SPEC = {"family": "gemm", "m": 128, "n": 256, "k": 256}
+WARM_UP_SPEC: dict[str, Any] = {"family": "gemm", "m": 128, "n": 256, "k": 256}
 WARM_UP_SOC = "Ascend950PR_9579"
 WARM_UPS = 4
 """So often are the interpreter's and TVM's hot paths walked before they are as fast as they get: a fifth."""
@@ -64,6 +66,7 @@ class Zygote:
         self._job_of: dict[int, int] = {}  # supervisor's pid -> job
         self._poller = select.poll()
         self._standby = Standby(self._poller, self._fork_standby)
+        self._toolchains: dict[str, Toolchain] = {}
         self._draining = False
         self._orphaned = False
 
@@ -150,9 +153,16 @@ class Zygote:
 
         def run() -> None:
             ours.close()
-            stand_by(theirs, self._loaded, rehearse)
+            stand_by(theirs, self._loaded, self._rehearse_job)
 
         return self._fork(run)
+
+    def _rehearse_job(self) -> None:
+        """In a worker that stands by: walk all that a job does before the toolkit's programs run."""
+        rehearse()
+        self._loaded.as_on_disk(WARM_UP_SPEC["family"])
+        for home, toolchain in self._toolchains.items():
+            _read_toolkit(home, toolchain)
 
     def _look_at_toolkit(self, command: StartJob) -> None:
         """Hash a toolkit once, here, so that every worker inherits the digests and only checks the files'
@@ -160,12 +170,8 @@ class Zygote:
         if command.toolchain is None or self._standby.knows(command.toolkit_home):
             return
         self._standby.learn(command.toolkit_home)
-        with contextlib.suppress(KaasError):  # the worker reports what is wrong
-            read_toolkit(
-                Path(command.toolkit_home),
-                bisheng_home=os.environ.get("BISHENG_HOME"),
-                known=command.toolchain,
-            )
+        self._toolchains[command.toolkit_home] = command.toolchain
+        _read_toolkit(command.toolkit_home, command.toolchain)
 
     def _reap(self) -> None:
         ended = False
@@ -202,6 +208,11 @@ class Zygote:
         for pid in children_of(os.getpid()):
             end_tree(pid)
         shutil.rmtree(self._work_root, ignore_errors=True)
+
+
+def _read_toolkit(home: str, toolchain: Toolchain) -> None:
+    with contextlib.suppress(KaasError):  # the worker reports what is wrong
+        read_toolkit(Path(home), bisheng_home=os.environ.get("BISHENG_HOME"), known=toolchain)
 
 
 def warm_up() -> None:

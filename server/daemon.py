@@ -33,6 +33,7 @@ from kaas.compiler.toolkit import Toolkit, find_toolkit
 from kaas.proto.environment import Environment
 from kaas.proto.errors import InvalidConfig, InvalidRequest, KaasError
 from kaas.proto.locations import lease_socket
+from kaas.proto.log_facts import facts
 from kaas.server import listeners
 from kaas.server.admission import SHARE, Admission, MemoryBudget
 from kaas.server.catalog import Catalog
@@ -58,7 +59,7 @@ from kaas.server.service import KernelService
 from kaas.server.status import as_kaas_error
 from kaas.server.store_keeper import StoreKeeper
 from kaas.server.store_service import StoreService
-from kaas.server.telemetry import configure_logging, facts
+from kaas.server.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from kaas.server.rest_server import RestServer
@@ -68,7 +69,7 @@ log = logging.getLogger(__name__)
 WORKER_RETRY_S = 30.0
 """Pause before another try when the workers cannot be started (no memory just now, say)."""
 
-SOCKET_PERIOD_S = 5.0
+SOCKET_PERIOD_S = 10.0
 """How long a deleted socket stays away."""
 
 READINESS_PERIOD_S = 10.0
@@ -414,7 +415,7 @@ class Daemon:
             await self._grpc.set_ready(all(checks.values()))
             if checks != told:
                 if all(checks.values()):
-                    log.info("ready", extra=facts(**checks))
+                    log.info("compile workers are warm and the store is usable", extra=facts(**checks))
                 elif told:
                     log.warning("not ready", extra=facts(**checks))
                 told = checks

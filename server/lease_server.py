@@ -25,6 +25,7 @@ import msgspec
 
 from kaas.cache.layout import is_key
 from kaas.proto.errors import KaasError
+from kaas.proto.log_facts import facts
 from kaas.proto.plain_request import MAX_LINE_BYTES, Want
 from kaas.server import listeners, plain_requests
 from kaas.server.audit import Audit
@@ -32,7 +33,6 @@ from kaas.server.lease_table import Holder, LeaseTable
 from kaas.server.listeners import SocketAccess
 from kaas.server.plain_requests import MAX_JOB, MAX_RANK, Ask
 from kaas.server.process_facts import start_ticks, user_name
-from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
 

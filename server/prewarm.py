@@ -14,9 +14,9 @@ import msgspec
 
 from kaas.kernel_library.registry import kernel_specs, may_be_composite
 from kaas.proto.errors import InvalidRequest, JobNotFound, KaasError, Overloaded, ShuttingDown
+from kaas.proto.log_facts import facts
 from kaas.server.kernel_request import Outcome
 from kaas.server.status import as_kaas_error
-from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
 

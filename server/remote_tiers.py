@@ -31,8 +31,8 @@ from kaas.cache.remote_storage import ObjectTooLarge, RemoteStorage, RemoteTroub
 from kaas.cache.signatures import SignaturePolicy, SigningKey
 from kaas.cache.store import Store
 from kaas.proto.errors import ArtifactDamaged, KaasError, RemoteUnavailable, SignatureRefused
+from kaas.proto.log_facts import facts
 from kaas.proto.passport import KernelKey
-from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
 

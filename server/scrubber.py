@@ -15,8 +15,8 @@ import msgspec
 
 from kaas.cache.store import PassedOver, Store
 from kaas.proto.errors import KaasError
+from kaas.proto.log_facts import facts
 from kaas.server.catalog import Catalog
-from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
 

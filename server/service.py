@@ -32,6 +32,7 @@ from kaas.proto.errors import (
     StoreUnavailable,
     StrictMiss,
 )
+from kaas.proto.log_facts import facts
 from kaas.proto.passport import KernelKey
 from kaas.server.catalog import Catalog, Explanation, summarize_passport
 from kaas.server.compile_costs import CompileCosts
@@ -40,7 +41,6 @@ from kaas.server.negative_results import NegativeResults
 from kaas.server.prewarm import PrewarmEntry
 from kaas.server.remote_tiers import RemoteTiers
 from kaas.server.scheduler import Priority, Scheduler
-from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import logging
 from kaas.cache.eviction import Eviction
 from kaas.cache.store import Store
 from kaas.proto.errors import KaasError, StoreFull, StoreUnavailable
+from kaas.proto.log_facts import facts
 from kaas.server.catalog import Catalog
 from kaas.server.holdings import Holdings
-from kaas.server.telemetry import facts
 
 log = logging.getLogger(__name__)
 

@@ -8,15 +8,8 @@ import sys
 import time
 from typing import Any
 
+from kaas.proto.log_facts import FACTS_ATTRIBUTE
 from kaas.server.config import Config
-
-FACTS_ATTRIBUTE = "kaas_facts"
-"""Where a log record carries its structured facts (see :func:`facts`)."""
-
-
-def facts(**values: Any) -> dict[str, Any]:
-    """The ``extra`` of a log call: facts that both formats show beside the message."""
-    return {FACTS_ATTRIBUTE: {name: value for name, value in values.items() if value not in (None, "")}}
 
 
 class TextFormatter(logging.Formatter):
