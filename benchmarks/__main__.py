@@ -26,13 +26,13 @@ BENCHMARKS = (
     "prewarm",
     "readers",
     "store_scale",
-    "full_store",
     "idle_daemon",
     "twin_header",
     "lowering",
+    "remote_tier",
 )
-FURTHER = ("model_layers",)
-"""Measured when named: no rows of the table."""
+FURTHER = ("full_store", "model_layers")
+"""Measured when named: they take longer than all others together."""
 
 QUICK = ("hits", "launch", "stampede", "readers", "rank_start")
 QUICK_SCALE = 0.1

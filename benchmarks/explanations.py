@@ -108,6 +108,14 @@ time from the start of the process until a client has its first answer. It answe
 every family. Without the prelude g++ reads the emulation headers anew for every kernel; with it the rest is
 the kernel's own templates and code.""",
     ),
+    "remote_tier": (
+        "A remote tier that never answers (row 13)",
+        """A socket that accepts and says nothing stands for a remote tier whose network is gone. Hits in the node's own
+store never ask a remote tier, so their latency must not tell whether there is one, while other ranks miss and
+wait for it. A miss waits for one deadline (0.3 s here; 2 s by default) and is compiled then. After three such misses
+in a row the tier is left alone for a while, so that in life only few pay even that; here the breaker
+is kept from opening.""",
+    ),
     "lowering": (
         "Lowering (row 12)",
         """Every example spec of the library is lowered to Ascend C in CPU seconds, in one process with TileLang warm. The

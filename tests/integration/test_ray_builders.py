@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.daemon import DaemonProcess
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,6 +23,15 @@ pytestmark = [
 
 KERNELS = [{"family": "gemm", "n": 64 * n, "k": 64, "m": 64} for n in range(1, 9)]
 TOO_LARGE = {"family": "rmsnorm", "hidden": 32768, "dtype": "fp32", "residual": True}
+SOC = "Ascend950PR_9579"
+STRICT_RANK = """
+import sys
+from pathlib import Path
+from kaas import get_kernel
+from kaas.client.manifest import read_manifest
+for entry in read_manifest(Path(sys.argv[1])):
+    assert get_kernel(entry.spec, strict=True).origin == "store"
+"""
 OBJECT_STORE_BYTES = 80 << 20
 
 
@@ -120,6 +130,42 @@ def test_what_a_lost_node_leaves_is_built_by_the_others(cluster: RayCluster) -> 
     last = lines_of(first + rest)[-1]
     assert (last["ready"], last["failed"]) == (len(KERNELS), 0)
     assert os.listdir(cluster.root / "a" / "store" / "artifacts")  # noqa: PTH208
+
+
+def test_nodes_start_warm_from_what_the_cluster_wrote_to_a_remote_tier(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    pytest.importorskip("opendal")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    config = tmp_path / "builder.toml"
+    config.write_text(
+        f'soc_name = "{SOC}"\n[[remote_tiers]]\nname = "shared"\nuri = "fs://{shared}"\n', encoding="utf-8"
+    )
+    building = cluster.prewarm(KERNELS, "--builder-config", str(config))
+    output, errors = building.communicate(timeout=300)
+    assert building.returncode == 0, errors
+    lines = lines_of(output)
+    assert lines[-1]["outcomes"] == {"compiled": len(KERNELS)}
+    keys = {line["key"] for line in lines[:-1]}
+    assert {path.stem for path in shared.rglob("*.kernel")} == keys
+
+    manifest = cluster.root / "manifest.json"
+    tiers = {"KAAS_REMOTE_TIERS": f"fs://{shared}"}
+    for name in ("one", "two"):
+        with DaemonProcess(tmp_path / name, environ=tiers, soc_name=SOC, rest_address="off") as node:
+            environ = {**os.environ, "KAAS_SOCKET": node.socket, "KAAS_STORE": str(node.store)}
+            kaas = [sys.executable, "-m", "kaas.client.cli"]
+            for command in (
+                [*kaas, "prewarm", str(manifest)],
+                [*kaas, "wait", "--manifest", str(manifest), "--timeout", "0"],
+                [sys.executable, "-c", STRICT_RANK, str(manifest)],
+            ):
+                done = subprocess.run(
+                    command, env=environ, capture_output=True, text=True, timeout=120, check=False
+                )
+                assert done.returncode == 0, done.stdout + done.stderr
+            assert "compiler start" not in node.log_text()
 
 
 def test_a_cluster_that_is_not_there_is_an_error_with_its_address(tmp_path: Path) -> None:
