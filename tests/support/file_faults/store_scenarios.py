@@ -235,14 +235,17 @@ class Harness:
         self.operations: collections.Counter[str] = collections.Counter()
         self.lies: list[str] = []
 
-    def run(self, scenario: Scenario, numbers: Callable[[int], range]) -> None:
-        """One scenario with each fault at each of the operations ``numbers(how many there are)``."""
+    def run(self, scenario: Scenario, first: int, stride: int) -> None:
+        """One scenario with each fault at every ``stride``-th of its operations, counted from ``first``.
+
+        Each fault begins elsewhere, so that between them they meet every operation.
+        """
         prepared, root = self._directory / "prepared", self._directory / "store"
         shutil.rmtree(prepared, ignore_errors=True)
         scenario.prepare(prepared)
         total = self._once(scenario, prepared, root, 0, FAULTS[0])
-        for nth in numbers(total):
-            for fault in (*FAULTS, DEATH):
+        for number, fault in enumerate((*FAULTS, DEATH), start=first):
+            for nth in range(1 + number % stride, total + 1, stride):
                 self._once(scenario, prepared, root, nth, fault)
 
     def _once(self, scenario: Scenario, prepared: Path, root: Path, nth: int, fault: Fault) -> int:
@@ -305,7 +308,7 @@ def main(directory: str, stride: int) -> None:
     harness = Harness(Path(directory))
     for number, scenario in enumerate(SCENARIOS):
         # Each scenario begins elsewhere: all of them begin alike, by opening the store.
-        harness.run(scenario, lambda total, first=1 + number % stride: range(first, total + 1, stride))
+        harness.run(scenario, number, stride)
     told = {"injected": harness.injected, "operations": harness.operations, "lies": harness.lies}
     print(json.dumps(told))
 
