@@ -25,6 +25,7 @@ def measure(effort: Effort) -> Outcome:
         "daemon, request to artifact",
         "fresh process",
         "worker",
+        "worker, fork to the end of its last process",
         "in process, TileLang warm",
         "request until the worker runs",
         "all outside the worker",
@@ -77,7 +78,8 @@ def _daemon_side(node: Node, link: Any, n: int) -> dict[str, float]:
     wall = time.monotonic() - begin
     return {
         "daemon, request to artifact": wall,
-        "worker": reply.compile_seconds,
+        "worker": node.events("worker ended")[-1]["own_seconds"],
+        "worker, fork to the end of its last process": reply.compile_seconds,
         "request until the worker runs": node.events("worker started")[-1]["began"] - asked,
         "all outside the worker": wall - reply.compile_seconds,
     }

@@ -63,9 +63,10 @@ arguments packed once and no check. Both wait for the default stream. Arguments 
         """A small GEMM that nobody compiled before, in three ways: asked of the daemon over a connected channel; in a
 fresh process, which imports TileLang, lowers and runs the toolchain; and in a process that has TileLang warm and does
 the same two steps in itself, which is the floor of the worker. Daemon, worker and the other two run on one
-core, with one toolkit and its precompiled header. The start is the time from the call in the client until the daemon's
-log says that a worker runs; what the daemon adds outside the worker is also told whole: request, queue, fork, storing
-with fsync, reply.""",
+core, with one toolkit and its precompiled header. The start is the time from the call in the client until the
+worker takes its job, by the worker's clock; its own time is from there to its result: checks of generator and
+toolkit, lowering, the toolkit's programs. What the daemon adds outside is also told whole: request, queue, the end
+of the worker's processes, storing with fsync, reply.""",
     ),
     "stampede": (
         "Many ranks, one cold kernel (row 6)",

@@ -344,6 +344,10 @@ def _output_of(verdict: Verdict, job: CompileJob) -> CompileOutput:
         raise WorkerCrashed(f"the compile worker's result cannot be read: {error}") from None
     if result.output is None:
         raise error_from_record(result.error or {})
+    log.info(
+        "worker ended",
+        extra=facts(own_seconds=result.output.compile_seconds, wall_seconds=verdict.wall_seconds),
+    )
     return msgspec.structs.replace(
         result.output,
         compile_seconds=verdict.wall_seconds,

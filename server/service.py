@@ -286,8 +286,9 @@ class KernelService:
         stored = await self._load(question.key) or self._recall(question.key)
         if stored is not None:
             return stored
-        why_absent = await self._catalog.why_absent(question.passport)
         output = await self._compile(question)
+        # Only now: it compares with the likest kernels, for which a compile need not wait.
+        why_absent = await self._catalog.why_absent(question.passport)
         created_unix = time.time()
         encoded = encode_artifact(
             passport=question.passport,
