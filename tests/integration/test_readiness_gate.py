@@ -19,6 +19,9 @@ from support.daemon import DaemonProcess, until
 from kaas.client.daemon_link import READINESS, DaemonLink
 from kaas.proto.errors import InvalidRequest
 
+# One node's story, told in order.
+pytestmark = pytest.mark.xdist_group("readiness gate")
+
 HEAVY = {"family": "gemm", "n": 128, "k": 64}
 LIGHT = {"family": "gemm", "n": 128, "k": 128}
 MANIFEST = {"version": 2, "kernels": [{"spec": HEAVY, "weight": 3}, {"spec": LIGHT, "weight": 1}]}
@@ -118,6 +121,7 @@ def test_the_question_names_what_is_missing_and_what_is_for_others(
 def test_wait_tells_nodes_that_hold_it_from_those_that_are_down(
     daemon: DaemonProcess, manifest: Path
 ) -> None:
+    DaemonLink(Path(daemon.socket)).get_kernel(json.dumps(HEAVY).encode(), timeout=120)
     nodes = f"{daemon.socket},{daemon.rest_url.removeprefix('http://')},/nowhere/kaas.sock"
     words = ["wait", "--manifest", str(manifest), "--coverage", "1", "--nodes", nodes, "--json"]
     result = kaas(daemon, *words, "--timeout", "0")
