@@ -277,12 +277,13 @@ class RemoteTiers:
         if not writable:
             return
         encoded = await self._stored_bytes(key)
+        signatures = "" if encoded is None else self._signed(key, encoded)
         refusals: list[RemoteUnavailable] = []
         for tier in writable:
             try:
                 if encoded is None:
                     raise tier.unavailable(key, "the store does not hold it (any more)")
-                await tier.write(key, encoded, self._signed(key, encoded))
+                await tier.write(key, encoded, signatures)
             except RemoteUnavailable as refusal:
                 if tier.settings.on_error == "fail":
                     refusals.append(refusal)
@@ -345,10 +346,11 @@ class RemoteTiers:
             encoded = None
         if encoded is None:
             return  # evicted, or set apart as damaged: nothing that others should have
+        signatures = self._signed(write.key, encoded)
         failed: list[_Tier] = []
         for tier in write.tiers:
             try:
-                await tier.write(write.key, encoded, self._signed(write.key, encoded))
+                await tier.write(write.key, encoded, signatures)
             except RemoteUnavailable as refusal:
                 log.warning("%s", refusal.message)
                 failed.append(tier)
