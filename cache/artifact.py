@@ -29,7 +29,7 @@ import os
 import stat
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -78,7 +78,7 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     choices: dict[str, Any]
 
 
-class _Part(NamedTuple):
+class _Part(msgspec.Struct, frozen=True):
     offset: int
     stored_bytes: int
     decoded_bytes: int
@@ -92,7 +92,7 @@ def _decoder(record: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(record)
 
 
-class _Contents(NamedTuple):
+class _Contents(msgspec.Struct, frozen=True):
     """A file's bytes, verified, and what is decoded of them."""
 
     data: bytes | None
@@ -199,7 +199,7 @@ class Artifact:
         """Let go of the bytes; views already taken stay valid. Closing twice is harmless."""
         self._file = None
         if self._contents is not None:
-            self._contents = self._contents._replace(data=None)
+            self._contents = msgspec.structs.replace(self._contents, data=None)
 
     def __enter__(self) -> Artifact:
         return self
@@ -375,7 +375,7 @@ def encode_artifact(
         table.append(_Part(offset, len(stored), len(content), encoding, hashlib.sha256(stored).digest()))
         end = offset + len(stored)
     head = _HEAD.pack(MAGIC, FORMAT_VERSION, len(PARTS), end, created_unix, compile_seconds)
-    header = head + b"".join(_PART.pack(*part) for part in table)
+    header = head + b"".join(_PART.pack(*msgspec.structs.astuple(part)) for part in table)
     return b"".join((header, hashlib.sha256(header).digest(), *body))
 
 

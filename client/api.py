@@ -6,17 +6,18 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kaas.client.kernel_client import KernelClient
+from kaas.kernel_library.spec import KernelSpec
 from kaas.proto.errors import InvalidArgument, InvalidConfig, InvalidSpec, StrictMiss
+from kaas.proto.locations import default_socket, default_store
 
 if TYPE_CHECKING:
     from kaas.client.handle import KernelHandle
     from kaas.client.kernel_chain import KernelChain
-    from kaas.client.kernel_client import KernelClient
     from kaas.client.missing_kernels import MissingKernel
     from kaas.client.priority import Priority
     from kaas.client.recorder import Recorder
     from kaas.kernel_library.composite import CompositeSpec
-    from kaas.kernel_library.spec import KernelSpec
 
 _memo: dict[tuple[KernelSpec, str | None], KernelHandle] = {}
 _client: KernelClient | None = None
@@ -150,14 +151,9 @@ async def aget_kernel(
 def _client_for(spec: KernelSpec, soc_name: str | None) -> KernelClient:
     """This process's client; KAAS_STORE and KAAS_SOCKET are read at the first question."""
     global _client, _recorder
-    from kaas.kernel_library.spec import KernelSpec
-
     if not isinstance(spec, KernelSpec) or not (soc_name is None or isinstance(soc_name, str)):
         raise _not_a_question(spec, soc_name)
     if _client is None:
-        from kaas.client.kernel_client import KernelClient
-        from kaas.proto.locations import default_socket, default_store
-
         client = KernelClient(default_store(), default_socket(), _memo)
         client.strict = _is_strict()
         if (directory := os.environ.get("KAAS_RECORD")) and _recorder is None:
@@ -198,8 +194,6 @@ def _is_strict() -> bool:
 
 
 def _not_a_question(spec: object, soc_name: object) -> InvalidSpec | InvalidArgument:
-    from kaas.kernel_library.spec import KernelSpec
-
     if isinstance(spec, KernelSpec):
         return InvalidArgument(
             f"soc_name is a {type(soc_name).__name__}; legal: a SoC name such as Ascend950PR_9579, or None",

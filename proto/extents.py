@@ -7,16 +7,16 @@ An extent is a constant, the name of a dynamic symbol, or a formula of one symbo
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+import msgspec
 
 Extent = int | str
 
-_FORMULA = re.compile(
-    r"(?:ceil\((?P<divided>\w+)/(?P<divisor>[1-9]\d*)\)|(?P<scaled>\w+)\*(?P<factor>[1-9]\d*))"
-)
+# Compiled when the first formula is met, by re itself: most kernels have none.
+_FORMULA = r"(?:ceil\((?P<divided>\w+)/(?P<divisor>[1-9]\d*)\)|(?P<scaled>\w+)\*(?P<factor>[1-9]\d*))"
 
 
-class Formula(NamedTuple):
+class Formula(msgspec.Struct, frozen=True):
     """``ceil(symbol * factor / divisor)``; one of the two numbers is 1."""
 
     symbol: str
@@ -35,7 +35,7 @@ def formula_of(extent: str) -> Formula | None:
     """
     if extent.isidentifier():
         return None
-    match = _FORMULA.fullmatch(extent)
+    match = re.fullmatch(_FORMULA, extent)
     if match is None:
         raise ValueError(f"{extent!r} is neither a symbol nor ceil(symbol/number) nor symbol*number")
     if match["scaled"]:

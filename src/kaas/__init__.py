@@ -294,12 +294,28 @@ _ERRORS = (
 _MODULES |= dict.fromkeys(_ERRORS, "kaas.proto.errors")
 
 
+def _imported(module: str) -> Any:
+    """The module, imported without a pass of the cyclic garbage collector.
+
+    Definitions are no garbage, yet enough objects to set off passes over what the process loaded before:
+    beside torch a fifth of a rank's first ``get_kernel``.
+    """
+    import gc
+    from importlib import import_module
+
+    if not gc.isenabled():
+        return import_module(module)
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        gc.enable()
+
+
 def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is not None:
-        from importlib import import_module
-
-        value = getattr(import_module(module), name)
+        value = getattr(_imported(module), name)
     elif name == "__version__":
         from importlib.metadata import version
 
