@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from kaas.cache.layout import is_key
 from kaas.proto.errors import InvalidRequest, KaasError, KernelNotFound, error_from_record
 from kaas.proto.passport import Passport
 from kaas.server.failure_kind import FailureKind, failure_kind
@@ -29,8 +30,6 @@ RECORD_BYTES = 8000
 
 CLOCK_SLACK_S = 5.0
 """A failure from the future is one from before a clock was set back: it is forgotten."""
-
-_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +94,7 @@ class NegativeResults:
         stored = (file.read() if file else None) or []
         for failure in sorted(stored, key=lambda failure: failure.failed_unix):
             # A file that somebody edited must not answer for a key that its passport does not have.
-            if _KEY.fullmatch(failure.key) and failure.passport.key() == failure.key:
+            if is_key(failure.key) and failure.passport.key() == failure.key:
                 self._failures[failure.key] = failure
         self._drop_excess()
 

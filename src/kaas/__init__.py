@@ -303,13 +303,13 @@ def _imported(module: str) -> Any:
     import gc
     from importlib import import_module
 
-    if not gc.isenabled():
-        return import_module(module)
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return import_module(module)
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def __getattr__(name: str) -> Any:

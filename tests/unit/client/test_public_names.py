@@ -23,7 +23,10 @@ print(len(passes), gc.isenabled(), type(value).__name__)
 
 
 def _run(name: str, before: str = "") -> list[str]:
-    script = _IMPORT.format(name=name, before=before)
+    return _printed(_IMPORT.format(name=name, before=before))
+
+
+def _printed(script: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
@@ -54,7 +57,4 @@ try:
 except ImportError:
     print(gc.isenabled())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.split() == ["True"]
+    assert _printed(script) == ["True"]
