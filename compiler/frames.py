@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from kaas.compiler.job import CompileOutput
+from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
 from kaas.proto.toolchain import Toolchain
 
 MAX_FRAME_BYTES = 2 << 30
@@ -71,6 +71,19 @@ class WorkerStarted(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     began_unix: float
 
 
+class JobLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a supervisor needs to know of a :class:`CompileJob`, which it hands on as it came."""
+
+    limits: CompileLimits
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Supervisor to worker: a job, and the empty folder for its files."""
+
+    job: CompileJob
+    folder: str
+
+
 class Verdict(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Supervisor to daemon: how a job ended; by now all its processes and files are gone.
 
@@ -126,11 +139,33 @@ def decode_supervisor_message(data: bytes) -> SupervisorMessage:
 _COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 _SUPERVISOR_MESSAGES: msgspec.msgpack.Decoder[SupervisorMessage] = msgspec.msgpack.Decoder(SupervisorMessage)
+# Made ahead, since who waits for a job inherits them: making one costs more than its use.
+_JOB_LIMITS = msgspec.msgpack.Decoder(JobLimits)
+_ORDERS = msgspec.msgpack.Decoder(Order)
+
+
+def decode_job_limits(data: bytes) -> CompileLimits:
+    """The limits of a job."""
+    return _JOB_LIMITS.decode(data).limits
+
+
+def encode_order(job: bytes, folder: str) -> bytes:
+    """An :class:`Order` of a job that is encoded already."""
+    return encode({"job": msgspec.Raw(job), "folder": folder})
+
+
+def decode_order(data: bytes) -> Order:
+    """What a worker is told."""
+    return _ORDERS.decode(data)
 
 
 def send_frame(connection: socket.socket, message: Any) -> None:
     """Blocking send of one frame."""
-    data = encode(message)
+    send_encoded(connection, encode(message))
+
+
+def send_encoded(connection: socket.socket, data: bytes) -> None:
+    """Blocking send of one frame whose message is encoded already."""
     connection.sendall(len(data).to_bytes(_PREFIX_BYTES, "little") + data)
 
 

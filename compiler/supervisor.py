@@ -14,15 +14,20 @@ import select
 import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from kaas.compiler.frames import Verdict, WorkerStarted, decode, receive_frame, send_frame
+from kaas.compiler.frames import (
+    Verdict,
+    WorkerStarted,
+    decode_job_limits,
+    encode_order,
+    receive_frame,
+    send_frame,
+)
 from kaas.compiler.guarded_process import LEAST_POLL_S, MemoryGauge
-from kaas.compiler.job import CompileJob
 from kaas.compiler.loaded_generator import LoadedGenerator
 from kaas.compiler.process_tree import become_subreaper, descendants, end_descendants, held_bytes, set_name
 from kaas.compiler.worker_process import FreshWorker, RehearsedWorker, WorkerProcess
@@ -68,14 +73,13 @@ def _begin() -> None:
 
 def _see_through(connection: socket.socket, folder: Path, worker: WorkerProcess) -> None:
     set_name("kaas-supervisor")
-    request = receive_frame(connection)
-    if request is None:
+    job = receive_frame(connection)
+    if job is None:
         end_descendants()
         return
-    job = decode(request, CompileJob)
     try:
         folder.mkdir(mode=0o700)
-        verdict = _Watch(connection, job, Path(tempfile.mkdtemp(dir=folder)), worker).run()
+        verdict = _Watch(connection, job, folder, worker).run()
         # Whoever hears the verdict may rely on it that nothing is left.
         shutil.rmtree(folder, ignore_errors=True)
         if verdict is not None:
@@ -96,27 +100,26 @@ class _Watch:
     def __init__(
         self,
         connection: socket.socket,
-        job: CompileJob,
-        workdir: Path,
+        job: bytes,
+        folder: Path,
         worker: WorkerProcess,
     ) -> None:
         self._connection = connection
-        self._job = job
-        self._workdir = workdir
+        self._order = encode_order(job, os.fspath(folder))
         self._worker = worker
-        self._gauge = MemoryGauge(job.limits.memory_bytes)
+        self._limits = decode_job_limits(job)
+        self._gauge = MemoryGauge(self._limits.memory_bytes)
 
     def run(self) -> Verdict | None:
         """Start the worker, wait for its end or a reason to end it; ``None`` if nobody listens any more."""
         worker = self._worker
         started = time.monotonic()
-        worker.start(self._job, self._workdir)
+        worker.start(self._order)
         # From here on it may be hurried.
         send_frame(self._connection, WorkerStarted(pid=worker.pid, began_unix=worker.began_unix))
-        outcome, status = self._wait(started + self._job.limits.wall_s)
+        outcome, status = self._wait(started + self._limits.wall_s)
         stage, log = worker.stage, worker.log
         end_descendants()
-        shutil.rmtree(self._workdir, ignore_errors=True)
         if outcome == "abandoned":
             return None
         if outcome == "finished" and status != 0:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kaas.compiler.device_build import build_device_binary
-from kaas.compiler.frames import Result, encode
+from kaas.compiler.frames import Order, Result, encode
 from kaas.compiler.guarded_process import OUTPUT_FILE_LIMIT_BYTES
 from kaas.compiler.job import CompileJob, CompileLimits, CompileOutput
 from kaas.compiler.loaded_generator import GENERATOR_STAGE, LoadedGenerator
@@ -36,8 +36,6 @@ BEGAN = struct.Struct("d")
 """When a worker began its job (Unix seconds), for who waits for it."""
 
 SetStage = Callable[[str], None]
-Order = tuple[CompileJob, Path]
-"""A job, and the empty folder for its files."""
 
 
 def run_worker(
@@ -70,13 +68,13 @@ def run_worker(
         order = take_order()
         if order is None:
             os._exit(0)
-        job, workdir = order
+        job = order.job
         set_name("kaas-worker")
         if job.background:
             be_gentle()
         os.write(settled_fd, BEGAN.pack(time.time()))
         os.close(settled_fd)
-        result = _result_of(job, loaded, workdir, log_fd, set_stage)
+        result = _result_of(job, loaded, Path(order.folder), log_fd, set_stage)
         set_stage("report")
         _write_all(result_fd, encode(result))
         os._exit(0)

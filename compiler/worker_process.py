@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kaas.compiler.frames import decode, receive_frame, send_frame
-from kaas.compiler.job import CompileJob
+from kaas.compiler.frames import Order, decode, decode_order, receive_frame, send_encoded, send_frame
 from kaas.compiler.loaded_generator import LoadedGenerator
 from kaas.compiler.process_tree import held_bytes
 from kaas.compiler.urgency import be_gentle, hurry, may_be_hurried, own_niceness
-from kaas.compiler.worker import BEGAN, Order, log_tail, run_worker
+from kaas.compiler.worker import BEGAN, log_tail, run_worker
 
 _STAGE_BYTES = 64
 _PATH_BYTES = 4096
@@ -57,8 +56,8 @@ class WorkerProcess(abc.ABC):
         self._settled, self._settled_fd = os.pipe2(os.O_CLOEXEC)
 
     @abc.abstractmethod
-    def start(self, job: CompileJob, workdir: Path) -> None:
-        """Begin the job; afterwards the worker has its session and its urgency."""
+    def start(self, order: bytes) -> None:
+        """Begin the job of an encoded :class:`Order`; then the worker has its session and its urgency."""
 
     @property
     def stage(self) -> str:
@@ -114,10 +113,10 @@ class FreshWorker(WorkerProcess):
         super().__init__(loaded)
         self._connection = connection
 
-    def start(self, job: CompileJob, workdir: Path) -> None:
+    def start(self, order: bytes) -> None:
         """Fork; the worker begins at once."""
         self.born_with = held_bytes(os.getpid())
-        self._fork(lambda: (job, workdir), close=[self._connection])
+        self._fork(lambda: decode_order(order), close=[self._connection])
         self._wait_until_settled()
 
 
@@ -153,11 +152,11 @@ class RehearsedWorker(WorkerProcess):
             return None
         return Path(os.fsdecode(data)), socket.socket(fileno=fds[0])
 
-    def start(self, job: CompileJob, workdir: Path) -> None:
+    def start(self, order: bytes) -> None:
         """Tell the worker, which waits for it."""
         self.born_with = held_bytes(self.pid)
         with contextlib.suppress(OSError), self._orders:  # a worker that is gone is seen by who waits for it
-            send_frame(self._orders, (job, os.fspath(workdir)))
+            send_encoded(self._orders, order)
         self._wait_until_settled()
 
     def _take_order(self) -> Order | None:
@@ -173,10 +172,7 @@ class RehearsedWorker(WorkerProcess):
         with self._taken as orders:
             send_frame(orders, time.process_time())
             order = receive_frame(orders)
-        if order is None:
-            return None
-        job, workdir = decode(order, tuple[CompileJob, str])
-        return job, Path(workdir)
+        return None if order is None else decode_order(order)
 
 
 def _readable(*sockets: socket.socket) -> set[socket.socket]:
