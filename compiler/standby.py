@@ -1,7 +1,9 @@
-"""Standby: the zygote's end of a worker that was forked ahead of its job and has rehearsed.
+"""Standby: the zygote's end of workers that were forked ahead of their job.
 
-The next compile starts at once on it and copies none of the zygote's pages. It costs a node some 50 MB, so
-there is one at most, only after a compile, and not for long.
+A fork of a process that holds TileLang takes over ten milliseconds, and a job needs two. So after a compile a
+worker is forked for the next one at once, and when nothing comes, another which rehearses: a compile on that
+one copies none of the zygote's pages. It costs a node some 50 MB, so there is one of each at most, only after
+a compile, and not for long.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kaas.compiler.process_tree import end_tree
 
-AFTER_S = 0.2
-"""How long nothing is compiled before a worker is forked: whoever compiles can use the processor now."""
+AT_HAND_AFTER_S = 0.02
+"""How long nothing is compiled before a worker is forked: those who wait for the last one go first."""
+
+REHEARSED_AFTER_S = 0.2
+"""The same for one that rehearses: whoever compiles can use the processor now."""
 
 FOR_S = 300.0
 """How long after the last compile it is kept. A node compiles in bursts."""
@@ -42,10 +47,17 @@ class Standby:
     """At most one such process. The zygote's loop tells it of its channel and of time."""
 
     def __init__(
-        self, poller: select.poll, fork: ForkStandby, *, clock: Callable[[], float] = time.monotonic
+        self,
+        poller: select.poll,
+        fork: ForkStandby,
+        *,
+        after_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The channel is registered with ``poller``."""
+        """The channel is registered with ``poller``; the process is forked when nothing was compiled for
+        ``after_s``."""
         self._clock = clock
+        self._after_s = after_s
         self._poller = poller
         self._fork = fork
         self._process: _Process | None = None
@@ -138,7 +150,7 @@ class Standby:
         if self._process is not None:
             return self._idle_since + FOR_S
         has_rested = self._clock() >= self._idle_since + FOR_S
-        return None if has_rested or self._lost >= _LOST_MOST else self._idle_since + AFTER_S
+        return None if has_rested or self._lost >= _LOST_MOST else self._idle_since + self._after_s
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -157,3 +169,59 @@ class Standby:
             self._poller.unregister(self._process.channel)
             self._process.channel.close()
             self._process = None
+
+
+class Reserve:
+    """Several of them, the best prepared first. Used like one."""
+
+    def __init__(self, standbys: Sequence[Standby]) -> None:
+        self._standbys = standbys
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that stand by."""
+        return [one.pid for one in self._standbys if one.pid is not None]
+
+    @property
+    def wait_s(self) -> float | None:
+        """See :attr:`Standby.wait_s`."""
+        return min((one.wait_s for one in self._standbys if one.wait_s is not None), default=None)
+
+    def knows(self, toolkit_home: str) -> bool:
+        """See :meth:`Standby.knows`."""
+        return all(one.knows(toolkit_home) for one in self._standbys)
+
+    def learn(self, toolkit_home: str) -> None:
+        """See :meth:`Standby.learn`."""
+        for one in self._standbys:
+            one.learn(toolkit_home)
+
+    def set_idle(self, is_idle: bool) -> None:
+        """See :meth:`Standby.set_idle`."""
+        for one in self._standbys:
+            one.set_idle(is_idle)
+
+    def hear(self, ready: set[int]) -> None:
+        """See :meth:`Standby.hear`."""
+        for one in self._standbys:
+            one.hear(ready)
+
+    def act(self) -> None:
+        """See :meth:`Standby.act`."""
+        for one in self._standbys:
+            one.act()
+
+    def give(self, toolkit_home: str, folder: Path, connection: socket.socket) -> int | None:
+        """See :meth:`Standby.give`."""
+        given = (one.give(toolkit_home, folder, connection) for one in self._standbys)
+        return next((pid for pid in given if pid is not None), None)
+
+    def dismiss(self) -> None:
+        """See :meth:`Standby.dismiss`."""
+        for one in self._standbys:
+            one.dismiss()
+
+    def close_in_child(self) -> None:
+        """See :meth:`Standby.close_in_child`."""
+        for one in self._standbys:
+            one.close_in_child()

@@ -30,7 +30,7 @@ from kaas.compiler.frames import (
 from kaas.compiler.guarded_process import LEAST_POLL_S, MemoryGauge
 from kaas.compiler.loaded_generator import LoadedGenerator
 from kaas.compiler.process_tree import become_subreaper, descendants, end_descendants, held_bytes, set_name
-from kaas.compiler.worker_process import FreshWorker, RehearsedWorker, WorkerProcess
+from kaas.compiler.worker_process import FreshWorker, StandbyWorker, WorkerProcess
 
 Outcome = Literal["finished", "crashed", "timeout", "memory", "abandoned"]
 
@@ -41,20 +41,22 @@ def supervise(connection: socket.socket, folder: Path, loaded: LoadedGenerator) 
     _see_through(connection, folder, FreshWorker(loaded, connection))
 
 
-def stand_by(channel: socket.socket, loaded: LoadedGenerator, rehearse: Callable[[], None]) -> None:
-    """Fork a worker that rehearses, say on ``channel`` when it has, and wait there for a job.
+def stand_by(channel: socket.socket, loaded: LoadedGenerator, rehearse: Callable[[], None] | None) -> None:
+    """Fork a worker that rehearses, say on ``channel`` when it has, and wait there for a job. Without
+    ``rehearse`` it is forked, no more.
 
     The job comes as the path of its folder, with its connection attached. Ends when ``channel`` does.
     """
     _begin()
-    set_name("kaas-rehearsal")
-    worker = RehearsedWorker(loaded, channel, rehearse)
+    set_name("kaas-rehearsal" if rehearse else "kaas-at-hand")
+    worker = StandbyWorker(loaded, channel, rehearse)
     given = None
     # A broken channel: the zygote ends, or wants nobody to stand by any more.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        if worker.wait_until_rehearsed():
+        if worker.wait_until_ready():
             channel.send(b"stands by")
-            set_name("kaas-standby")
+            if rehearse:
+                set_name("kaas-standby")
             given = worker.wait_for_job()
     if given is None:
         end_descendants()

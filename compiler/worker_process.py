@@ -120,11 +120,13 @@ class FreshWorker(WorkerProcess):
         self._wait_until_settled()
 
 
-class RehearsedWorker(WorkerProcess):
-    """Forked ahead of its job, which it can begin at once: the pages that lowering writes to are its own
-    already, where a fresh worker copies each of them from the zygote when it comes to it."""
+class StandbyWorker(WorkerProcess):
+    """Forked ahead of its job, which it can begin at once. When it has rehearsed, the pages that lowering
+    writes to are its own already, where a fresh worker copies each from the zygote when it comes to it."""
 
-    def __init__(self, loaded: LoadedGenerator, channel: socket.socket, rehearse: Callable[[], None]) -> None:
+    def __init__(
+        self, loaded: LoadedGenerator, channel: socket.socket, rehearse: Callable[[], None] | None
+    ) -> None:
         """A job will come on ``channel``, which the supervisor alone keeps; its end is the worker's."""
         super().__init__(loaded)
         self._channel = channel
@@ -133,7 +135,7 @@ class RehearsedWorker(WorkerProcess):
         self._fork(self._take_order, close=[channel, self._orders])
         self._taken.close()
 
-    def wait_until_rehearsed(self) -> bool:
+    def wait_until_ready(self) -> bool:
         """``False`` when the worker or the channel ended instead."""
         if self._channel in _readable(self._orders, self._channel):
             return False
@@ -161,14 +163,15 @@ class RehearsedWorker(WorkerProcess):
 
     def _take_order(self) -> Order | None:
         """In the worker: rehearse behind everybody else, then wait for the job."""
-        niceness = own_niceness()
-        if may_be_hurried():
-            be_gentle()
-        self._rehearse()
-        hurry(os.getpid(), niceness)
-        os.ftruncate(self._log_fd, 0)
-        os.lseek(self._log_fd, 0, os.SEEK_SET)
-        gc.freeze()
+        if self._rehearse is not None:
+            niceness = own_niceness()
+            if may_be_hurried():
+                be_gentle()
+            self._rehearse()
+            hurry(os.getpid(), niceness)
+            os.ftruncate(self._log_fd, 0)
+            os.lseek(self._log_fd, 0, os.SEEK_SET)
+            gc.freeze()
         with self._taken as orders:
             send_frame(orders, time.process_time())
             order = receive_frame(orders)

@@ -42,7 +42,7 @@ from kaas.compiler.process_tree import (
     resident_bytes,
     set_name,
 )
-from kaas.compiler.standby import Standby
+from kaas.compiler.standby import AT_HAND_AFTER_S, REHEARSED_AFTER_S, Reserve, Standby
 from kaas.compiler.toolkit import read_toolkit
 from kaas.proto.errors import KaasError, ToolchainMissing
 from kaas.proto.toolchain import Toolchain
@@ -65,7 +65,12 @@ class Zygote:
         self._loaded = loaded
         self._job_of: dict[int, int] = {}  # supervisor's pid -> job
         self._poller = select.poll()
-        self._standby = Standby(self._poller, self._fork_standby)
+        self._reserve = Reserve(
+            [
+                Standby(self._poller, self._fork_rehearsed, after_s=REHEARSED_AFTER_S),
+                Standby(self._poller, self._fork_at_hand, after_s=AT_HAND_AFTER_S),
+            ]
+        )
         self._toolchains: dict[str, Toolchain] = {}
         self._draining = False
         self._orphaned = False
@@ -79,18 +84,18 @@ class Zygote:
         self._poller.register(self._control, select.POLLIN)
         self._poller.register(wake_read, select.POLLIN)
         while not (self._orphaned or (self._draining and not self._job_of)):
-            self._standby.set_idle(not self._job_of and not self._draining)
-            wait_s = self._standby.wait_s
+            self._reserve.set_idle(not self._job_of and not self._draining)
+            wait_s = self._reserve.wait_s
             ready = {fd for fd, _ in self._poller.poll(None if wait_s is None else 1000 * wait_s)}
             if wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 1 << 16)
-            self._standby.hear(ready)
+            self._reserve.hear(ready)
             if self._control.fileno() in ready:
                 self._obey()
             self._reap()
-            self._standby.act()
-        self._standby.dismiss()
+            self._reserve.act()
+        self._reserve.dismiss()
         if self._orphaned:
             self._say_farewell()
 
@@ -109,12 +114,12 @@ class Zygote:
                     end_tree(pid)
         elif isinstance(command, Drain):
             self._draining = True
-            self._standby.dismiss()
+            self._reserve.dismiss()
 
     def _start(self, command: StartJob, connection: socket.socket) -> None:
         self._look_at_toolkit(command)
         folder = self._work_root / f"job-{command.job_id}"
-        pid = self._standby.give(command.toolkit_home, folder, connection)
+        pid = self._reserve.give(command.toolkit_home, folder, connection)
         if pid is None:
             from kaas.compiler.supervisor import supervise
 
@@ -140,7 +145,7 @@ class Zygote:
             for fd in self._wake:
                 os.close(fd)
             self._control.close()
-            self._standby.close_in_child()
+            self._reserve.close_in_child()
             run()
             status = 0
         except BaseException:
@@ -148,12 +153,20 @@ class Zygote:
         finally:
             os._exit(status)
 
-    def _fork_standby(self, ours: socket.socket, theirs: socket.socket) -> int | None:
+    def _fork_rehearsed(self, ours: socket.socket, theirs: socket.socket) -> int | None:
+        return self._fork_standby(ours, theirs, self._rehearse_job)
+
+    def _fork_at_hand(self, ours: socket.socket, theirs: socket.socket) -> int | None:
+        return self._fork_standby(ours, theirs, None)
+
+    def _fork_standby(
+        self, ours: socket.socket, theirs: socket.socket, rehearse: Callable[[], None] | None
+    ) -> int | None:
         from kaas.compiler.supervisor import stand_by
 
         def run() -> None:
             ours.close()
-            stand_by(theirs, self._loaded, self._rehearse_job)
+            stand_by(theirs, self._loaded, rehearse)
 
         return self._fork(run)
 
@@ -167,9 +180,9 @@ class Zygote:
     def _look_at_toolkit(self, command: StartJob) -> None:
         """Hash a toolkit once, here, so that every worker inherits the digests and only checks the files'
         state."""
-        if command.toolchain is None or self._standby.knows(command.toolkit_home):
+        if command.toolchain is None or self._reserve.knows(command.toolkit_home):
             return
-        self._standby.learn(command.toolkit_home)
+        self._reserve.learn(command.toolkit_home)
         self._toolchains[command.toolkit_home] = command.toolchain
         _read_toolkit(command.toolkit_home, command.toolchain)
 
@@ -192,7 +205,7 @@ class Zygote:
     def _end_orphans(self) -> None:
         """What a killed supervisor left behind has become ours."""
         for pid in children_of(os.getpid()):
-            if pid not in self._job_of and pid != self._standby.pid:
+            if pid not in self._job_of and pid not in self._reserve.pids:
                 end_tree(pid)
 
     def _report(self, report: Report) -> None:

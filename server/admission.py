@@ -19,6 +19,9 @@ SHARE = 0.8
 LOOK_AGAIN_S = 1.0
 """How old a measurement of free memory may be, and how soon a compile that waits for memory looks again."""
 
+TOTAL_AGE_S = 60.0
+"""How old that of a node's whole memory may be: a compile that runs alone need not wait for one."""
+
 
 class MemoryBudget:
     """Bytes for all compiles together: as configured, else most of what is free and what they hold."""
@@ -44,24 +47,24 @@ class MemoryBudget:
     @property
     def bytes(self) -> int:
         """The budget now."""
-        self._look()
+        self._look(LOOK_AGAIN_S)
         return self._bytes
 
     @property
     def held_bytes(self) -> int:
         """What running compiles hold, at most :data:`LOOK_AGAIN_S` ago."""
-        self._look()
+        self._look(LOOK_AGAIN_S)
         return self._held
 
     @property
     def total_bytes(self) -> int:
-        """What this node's daemon could ever have."""
-        self._look()
+        """What this node's daemon could ever have, at most :data:`TOTAL_AGE_S` ago."""
+        self._look(TOTAL_AGE_S)
         return self._total
 
-    def _look(self) -> None:
+    def _look(self, age_s: float) -> None:
         now = self._clock()
-        if self._looked_at is not None and 0 <= now - self._looked_at < LOOK_AGAIN_S:
+        if self._looked_at is not None and 0 <= now - self._looked_at < age_s:
             return
         self._looked_at = now
         room = self._measure_room()

@@ -9,11 +9,13 @@ L1 to L0A or L0B, about 5 TB/s of L2 bandwidth shared by 32 cores at 1.65 GHz); 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from kaas.kernel_library.choice import Candidate, TooLarge, report
+from kaas.kernel_library.cube.gemm_fields import GemmTile
 from kaas.proto.errors import DoesNotFit
 from kaas.proto.target import Target
 
@@ -73,6 +75,23 @@ class GemmTiles(msgspec.Struct, frozen=True, kw_only=True):
     window_m: int
 
 
+def effective_tiles(problem: GemmProblem, target: Target, tile: GemmTile | None) -> GemmTiles:
+    """``tile`` completed, or without one the chosen tiles. Raises :class:`DoesNotFit`."""
+    if tile is None:
+        return choose_tiles(problem, target)
+    return tiles_for_blocks(problem, target, tile.block_m, tile.block_n, tile.block_k)
+
+
+def require_fit(problem: GemmProblem, target: Target, tile: GemmTile | None) -> None:
+    """Raise :class:`DoesNotFit` if no tile (or not the given one) fits.
+
+    Every request is asked this, so it ends with the first that does and does not look for the best.
+    """
+    if tile is None and any(isinstance(one, GemmTiles) for one in _attempts(problem, target)):
+        return
+    effective_tiles(problem, target, tile)
+
+
 def choose_tiles(problem: GemmProblem, target: Target) -> GemmTiles:
     """The fitting tiles with the least modelled time; raises :class:`DoesNotFit` if none fits."""
     fitting, _ = _alternatives(problem, target)
@@ -91,16 +110,25 @@ def explain_tiles(problem: GemmProblem, target: Target, tiles: GemmTiles, *, giv
 
 def _alternatives(problem: GemmProblem, target: Target) -> tuple[list[GemmTiles], list[TooLarge]]:
     """Every block shape, completed where it fits."""
-    fitting, too_large = [], []
+    fitting: list[GemmTiles] = []
+    too_large: list[TooLarge] = []
+    for one in _attempts(problem, target):
+        if isinstance(one, TooLarge):
+            too_large.append(one)
+        else:
+            fitting.append(one)
+    return fitting, too_large
+
+
+def _attempts(problem: GemmProblem, target: Target) -> Iterator[GemmTiles | TooLarge]:
     for block_m in _extents(problem.m, problem.m_multiple):
         for block_n in _extents(problem.n, problem.n_multiple):
             try:
-                fitting.append(_deepest_fit(problem, target, block_m, block_n))
+                yield _deepest_fit(problem, target, block_m, block_n)
             except DoesNotFit as error:
                 blocks = {"block_m": block_m, "block_n": block_n}
                 buffer, excess = error.details["buffer"], error.details["excess_bytes"]
-                too_large.append(TooLarge(tiles=blocks, buffer=buffer, excess_bytes=excess))
-    return fitting, too_large
+                yield TooLarge(tiles=blocks, buffer=buffer, excess_bytes=excess)
 
 
 def _area(tiles: GemmTiles) -> int:

@@ -22,9 +22,9 @@ from kaas.kernel_library.cube.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, 
 from kaas.kernel_library.cube.gemm_tiles import (
     GemmProblem,
     GemmTiles,
-    choose_tiles,
+    effective_tiles,
     explain_tiles,
-    tiles_for_blocks,
+    require_fit,
 )
 from kaas.kernel_library.cube.quantised_epilogue import (
     BLOCK,
@@ -101,7 +101,7 @@ class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""
-        tiles_of(self, target)
+        require_fit(problem_of(self), target, self.tile)
 
 
 def problem_of(spec: GemmSpec) -> GemmProblem:
@@ -132,14 +132,6 @@ def uses_vector_epilogue(spec: GemmSpec) -> bool:
     return spec.alpha or spec.dtype_d == "e4m3" or (spec.accumulate and spec.dtype_d != "fp32")
 
 
-def tiles_of(spec: GemmSpec, target: Target) -> GemmTiles:
-    """The effective tiles: ``spec.tile`` completed, or the chosen ones. Raises :class:`DoesNotFit`."""
-    problem = problem_of(spec)
-    if spec.tile is None:
-        return choose_tiles(problem, target)
-    return tiles_for_blocks(problem, target, spec.tile.block_m, spec.tile.block_n, spec.tile.block_k)
-
-
 def build(spec: GemmSpec, target: Target) -> BuiltKernel:
     """The TileLang program of ``spec`` for ``target``'s core count and buffer sizes.
 
@@ -149,12 +141,13 @@ def build(spec: GemmSpec, target: Target) -> BuiltKernel:
 
     Raises :class:`DoesNotFit` if no tile fits.
     """
-    tiles = tiles_of(spec, target)
+    problem = problem_of(spec)
+    tiles = effective_tiles(problem, target, spec.tile)
     return BuiltKernel(
         prim_func=_program(spec, tiles, target.cube_cores),
         choices={
             **msgspec.to_builtins(tiles),
-            "why": explain_tiles(problem_of(spec), target, tiles, given=spec.tile is not None),
+            "why": explain_tiles(problem, target, tiles, given=spec.tile is not None),
         },
         pass_configs=dict(PASS_CONFIGS),
     )

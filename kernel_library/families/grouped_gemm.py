@@ -12,9 +12,9 @@ from kaas.kernel_library.cube.gemm_fields import MAX_EXTENT, GemmDim, GemmTile
 from kaas.kernel_library.cube.gemm_tiles import (
     GemmProblem,
     GemmTiles,
-    choose_tiles,
+    effective_tiles,
     explain_tiles,
-    tiles_for_blocks,
+    require_fit,
 )
 from kaas.kernel_library.cube.group_layout import GROUP_ALIGNMENT, Span, group_reader
 from kaas.kernel_library.cube.matrix_views import Head, Slab
@@ -73,7 +73,7 @@ class GroupedGemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_on
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""
-        tiles_of(self, target)
+        require_fit(problem_of(self), target, self.tile)
 
 
 def operands_of(spec: GroupedGemmSpec) -> ProductOperands:
@@ -95,26 +95,19 @@ def problem_of(spec: GroupedGemmSpec) -> GemmProblem:
     return operands_of(spec).problem(None if m is None else max(1, m // groups), n, k, groups)
 
 
-def tiles_of(spec: GroupedGemmSpec, target: Target) -> GemmTiles:
-    """The effective tiles: ``spec.tile`` completed, or the chosen ones. Raises :class:`DoesNotFit`."""
-    problem = problem_of(spec)
-    if spec.tile is None:
-        return choose_tiles(problem, target)
-    return tiles_for_blocks(problem, target, spec.tile.block_m, spec.tile.block_n, spec.tile.block_k)
-
-
 def build(spec: GroupedGemmSpec, target: Target) -> BuiltKernel:
     """The TileLang program of ``spec`` for ``target``'s core count and buffer sizes.
 
     The tiles of all groups form one sequence that the cores take in turn. Every core walks all groups and
     reads their ends itself. Raises :class:`DoesNotFit` if no tile fits.
     """
-    tiles = tiles_of(spec, target)
+    problem = problem_of(spec)
+    tiles = effective_tiles(problem, target, spec.tile)
     return BuiltKernel(
         prim_func=_program(spec, tiles, target.cube_cores),
         choices={
             **msgspec.to_builtins(tiles),
-            "why": explain_tiles(problem_of(spec), target, tiles, given=spec.tile is not None),
+            "why": explain_tiles(problem, target, tiles, given=spec.tile is not None),
         },
         pass_configs=dict(PASS_CONFIGS),
     )

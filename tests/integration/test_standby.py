@@ -15,8 +15,9 @@ from support.compiling import PoolRunner, job, running_pool
 from support.daemon import until
 from support.fake_toolkit import FakeToolkit
 
+from kaas.compiler.job import CompileOutput
 from kaas.compiler.process_tree import children_of, descendants, is_alive
-from kaas.compiler.standby import AFTER_S, FOR_S, Standby
+from kaas.compiler.standby import FOR_S, REHEARSED_AFTER_S, Standby
 
 
 @pytest.fixture
@@ -30,21 +31,26 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolRunner]:
         yield running
 
 
-def standing_by(zygote: int) -> list[int]:
-    """Supervisors below ``zygote`` whose worker has rehearsed."""
+REHEARSED = "kaas-standby"
+AT_HAND = "kaas-at-hand"
+
+
+def standing_by(zygote: int, name: str) -> list[int]:
+    """Supervisors below ``zygote`` of that name, whose worker waits for a job."""
     return [
         pid
         for pid in children_of(zygote)
-        if Path(f"/proc/{pid}/comm").read_text() == "kaas-standby\n" and is_alive(pid)
+        if Path(f"/proc/{pid}/comm").read_text() == f"{name}\n" and is_alive(pid)
     ]
 
 
-def wait_for_standby(runner: PoolRunner) -> tuple[int, int]:
+def wait_for_standby(runner: PoolRunner, name: str = REHEARSED) -> tuple[int, int]:
     """(supervisor, worker) that stand by."""
     zygote = runner.pool.zygote_pid
     assert zygote is not None
-    until(lambda: standing_by(zygote), what="a worker that stands by")
-    (supervisor,) = standing_by(zygote)
+    until(lambda: standing_by(zygote, name), what=f"a {name}")
+    (supervisor,) = standing_by(zygote, name)
+    until(lambda: children_of(supervisor), what="its worker")
     (worker,) = children_of(supervisor)
     return supervisor, worker
 
@@ -72,6 +78,27 @@ def test_the_next_compile_runs_on_the_worker_that_stands_by_and_gives_the_same(r
     assert runner.leftovers() == []
 
 
+def test_another_compile_beside_it_runs_on_the_one_at_hand_and_gives_the_same(runner, toolkit):
+    wanted = job(toolkit.home, toolchain=toolkit.read().identity)
+    first = runner.compile(wanted)
+    waiting = [wait_for_standby(runner, name)[1] for name in (REHEARSED, AT_HAND)]
+    toolkit.behaviour = "barrier"
+
+    async def two() -> tuple[list[int], list[CompileOutput]]:
+        running = [asyncio.create_task(runner.pool.compile(wanted)) for _ in range(2)]
+        while toolkit.waiting() < len(running):
+            await asyncio.sleep(0.01)
+        workers = runner.pool.workers()
+        toolkit.open_barrier()
+        return workers, await asyncio.gather(*running)
+
+    workers, outputs = runner.run(two())
+
+    assert sorted(workers) == sorted(waiting)
+    assert [output.image for output in outputs] == [first.image] * 2
+    assert runner.leftovers() == []
+
+
 def test_limits_of_a_job_do_not_count_what_was_rehearsed(runner, toolkit):
     wanted = job(toolkit.home, toolchain=toolkit.read().identity)
     fresh = runner.compile(wanted)
@@ -96,22 +123,22 @@ def test_a_worker_that_is_lost_while_it_stands_by_costs_nobody_a_compile(runner,
 
 def test_it_ends_with_its_zygote_even_if_that_is_killed(runner, toolkit):
     runner.compile(job(toolkit.home, toolchain=toolkit.read().identity))
-    both = wait_for_standby(runner)
+    all_four = *wait_for_standby(runner), *wait_for_standby(runner, AT_HAND)
 
     os.kill(runner.pool.zygote_pid, signal.SIGKILL)
 
-    until(lambda: not any(map(is_alive, both)), what="the end of both")
+    until(lambda: not any(map(is_alive, all_four)), what="the end of all")
 
 
 def test_nobody_stands_by_before_the_first_compile_or_after_the_last(tmp_path, toolkit):
     with running_pool(tmp_path) as runner:
         assert descendants(runner.pool.zygote_pid) == []
         runner.compile(job(toolkit.home, toolchain=toolkit.read().identity))
-        both = wait_for_standby(runner)
+        all_four = *wait_for_standby(runner), *wait_for_standby(runner, AT_HAND)
 
         runner.run(runner.pool.close())
 
-        assert not any(map(is_alive, both))
+        assert not any(map(is_alive, all_four))
 
 
 class Clock:
@@ -129,7 +156,7 @@ def test_it_is_let_go_when_nothing_is_compiled_for_long():
         started.append(subprocess.Popen(["sleep", "100"]))
         return started[-1].pid
 
-    standby = Standby(select.poll(), fork, clock=clock)
+    standby = Standby(select.poll(), fork, after_s=REHEARSED_AFTER_S, clock=clock)
     try:
         standby.set_idle(True)
         assert standby.wait_s is None  # nobody has compiled anything
@@ -138,7 +165,7 @@ def test_it_is_let_go_when_nothing_is_compiled_for_long():
         standby.set_idle(True)
         standby.act()
         assert standby.pid is None
-        assert standby.wait_s == pytest.approx(AFTER_S)
+        assert standby.wait_s == pytest.approx(REHEARSED_AFTER_S)
 
         clock.now += 1.0
         standby.act()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from kaas.kernel_library.cube.gemm_fields import GemmTile
-from kaas.kernel_library.cube.gemm_tiles import GemmTiles, epilogue_ub_bytes, explain_tiles
-from kaas.kernel_library.families.gemm import GemmSpec, problem_of, tiles_of
+from kaas.kernel_library.cube.gemm_tiles import GemmTiles, effective_tiles, epilogue_ub_bytes, explain_tiles
+from kaas.kernel_library.families.gemm import GemmSpec, problem_of
 from kaas.kernel_library.targets import TARGETS, target_named
 from kaas.proto.errors import DoesNotFit, InvalidSpec
 from kaas.proto.target import Target
@@ -26,6 +27,10 @@ def specs() -> list[GemmSpec]:
         for dtype_d in ("fp16", "fp32")
         for on in (False, True)
     ]
+
+
+def tiles_of(spec: GemmSpec, target: Target) -> GemmTiles:
+    return effective_tiles(problem_of(spec), target, spec.tile)
 
 
 def require_that_it_fits(spec: GemmSpec, target: Target, tiles: GemmTiles) -> None:
@@ -48,6 +53,23 @@ def test_chosen_tiles_fit_every_buffer(part: str) -> None:
         require_that_it_fits(spec, target, tiles)
         assert tiles.block_k % tiles.mad_k == 0
         assert tiles.l1_stages in (2, 4)
+
+
+def refusal_of(act: Callable[..., object], *arguments: object) -> str | None:
+    try:
+        act(*arguments)
+    except DoesNotFit as error:
+        return error.message
+    return None
+
+
+@pytest.mark.parametrize("l0c_bytes", [1 << 9, 1 << 10, 1 << 18])
+@pytest.mark.parametrize("tile", [None, GemmTile(block_m=128, block_n=256, block_k=64)])
+def test_a_spec_is_refused_when_it_has_no_tiles_and_only_then(l0c_bytes: int, tile: GemmTile | None) -> None:
+    target = msgspec.structs.replace(target_named(PARTS[2]), l0c_bytes=l0c_bytes)
+    for spec in specs():
+        given = msgspec.structs.replace(spec, tile=tile)
+        assert refusal_of(given.check_target, target) == refusal_of(tiles_of, given, target)
 
 
 def test_every_part_of_the_table_gets_tiles() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kaas.proto.errors import CompileOutOfMemory
-from kaas.server.admission import LOOK_AGAIN_S, SHARE, Admission, MemoryBudget
+from kaas.server.admission import LOOK_AGAIN_S, SHARE, TOTAL_AGE_S, Admission, MemoryBudget
 from kaas.server.compile_costs import FILE_NAME, FIRST_GUESS_S, MAX_FAMILIES, CompileCosts
 from kaas.server.control_group import MemoryRoom
 
@@ -103,6 +103,18 @@ def test_a_found_budget_follows_the_memory_that_is_free() -> None:
     assert budget.bytes == int(SHARE * 10 * GIB)  # not measured again yet
     now += LOOK_AGAIN_S
     assert budget.bytes == int(SHARE * 2 * GIB)
+
+
+def test_a_limit_that_was_lowered_is_noticed() -> None:
+    now = 100.0
+    total = 16 * GIB
+    budget = MemoryBudget(
+        room=lambda: MemoryRoom(total_bytes=total, free_bytes=GIB), held=lambda: 0, clock=lambda: now
+    )
+    assert budget.total_bytes == 16 * GIB
+    total = 4 * GIB
+    now += TOTAL_AGE_S
+    assert budget.total_bytes == 4 * GIB
 
 
 def test_a_compile_that_outgrew_what_it_set_aside_holds_back_others() -> None:
