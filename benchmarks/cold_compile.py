@@ -1,8 +1,11 @@
 """Row 5: a cold compile of a small GEMM in the daemon, against the same compile elsewhere.
 
-Three sides take turns, on kernels that nobody compiled before: the daemon, asked by a connected client; a
-fresh process which imports TileLang, lowers and runs the toolchain; and a process which has TileLang warm and
-does the same in itself. All compile on the same core with the same toolkit.
+Three sides, on kernels that nobody compiled before: the daemon, asked by a connected client; a fresh process
+which imports TileLang, lowers and runs the toolchain; and a process which has TileLang warm and does the same
+in itself. All compile on the same core with the same toolkit. The worker and the warm process are to be equal
+within a few per cent, by which a processor's clock may change from second to second: their first quartiles are
+compared, since what disturbs a compile only ever adds to it. Each begins after a rest; the daemon is asked for
+another kernel at once after the first, too.
 """
 
 from __future__ import annotations
@@ -13,24 +16,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conversation import children, serve
+from benchmarks.conversation import Child, children, serve
 from benchmarks.effort import Effort
 from benchmarks.node import DAEMON_CORE, SOC, Node, pinned_run, running_node
 from benchmarks.outcome import Check, Outcome, Row, Series
 
+IN_PROCESS = "in process, TileLang warm"
+AT_ONCE = "right after another compile: "
+PAIRS = 21
+PAIRS_TO_A_FRESH = 3
+REST_S = 2.0
+
 
 def measure(effort: Effort) -> Outcome:
-    """Alternate the three sides."""
-    names = (
-        "daemon, request to artifact",
-        "fresh process",
-        "worker",
-        "worker, fork to the end of its last process",
-        "in process, TileLang warm",
-        "request until the worker runs",
-        "all outside the worker",
-    )
-    series = {f"5 {name}": Series() for name in names}
+    """Alternate the sides."""
+    series: dict[str, Series] = {}
     with (
         running_node(core=DAEMON_CORE) as node,
         children(1, "cold_compile", node.environ, lambda number: DAEMON_CORE) as (warm,),
@@ -41,19 +41,29 @@ def measure(effort: Effort) -> Outcome:
         n = 256
         warm.ask(_order(node, n))
         _daemon_side(node, link, n)
-        for turn in range(effort.times(11, 2)):
-            n += 16
-            sides = ["daemon", "warm", "fresh"]
-            for side in sides[turn % 3 :] + sides[: turn % 3]:
-                if side == "daemon":
-                    for name, value in _daemon_side(node, link, n).items():
-                        series[f"5 {name}"].samples.append(value)
-                elif side == "warm":
-                    series["5 in process, TileLang warm"].samples.append(warm.ask(_order(node, n))["seconds"])
-                else:
-                    series["5 fresh process"].samples.append(_fresh_side(node, n))
+        for turn in range(effort.times(PAIRS, 4)):
+            n += 32
+            found = _pair(node, link, warm, n, daemon_first=bool(turn % 2))
+            if turn % PAIRS_TO_A_FRESH == 0:
+                found["fresh process"] = _fresh_side(node, n)
+            for name, value in found.items():
+                series.setdefault(f"5 {name}", Series()).samples.append(value)
         link.close()
     return Outcome(rows=[_row(series)], series=series)
+
+
+def _pair(node: Node, link: Any, warm: Child, n: int, *, daemon_first: bool) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for side in ("daemon", "warm") if daemon_first else ("warm", "daemon"):
+        time.sleep(REST_S)
+        if side == "daemon":
+            found |= _daemon_side(node, link, n)
+            at_once = _daemon_side(node, link, n + 16)
+        else:
+            found[IN_PROCESS] = warm.ask(_order(node, n))["seconds"]
+    for name in ("worker", "request until the worker runs"):
+        found[AT_ONCE + name] = at_once[name]
+    return found
 
 
 def _spec(n: int) -> dict[str, Any]:
@@ -117,6 +127,7 @@ def _compile(order: dict[str, Any]) -> dict[str, float]:
 
 def _row(series: dict[str, Series]) -> Row:
     middle = {name.removeprefix("5 "): one.median for name, one in series.items()}
+    start = "request until the worker runs"
     return Row(
         number="5",
         measured="cold compile of a small GEMM in the daemon, request to artifact",
@@ -132,18 +143,15 @@ def _row(series: dict[str, Series]) -> Row:
             ),
             Check(
                 what="worker's time to in-process lower + toolchain",
-                value=middle["worker"] / middle["in process, TileLang warm"],
+                value=series["5 worker"].spread["p25"] / series[f"5 {IN_PROCESS}"].spread["p25"],
                 unit="x",
                 direction="<=",
                 target=1.05,
                 ratio=True,
             ),
+            Check(what=start, value=middle[start], unit="s", direction="<=", target=0.020),
             Check(
-                what="request until the worker runs",
-                value=middle["request until the worker runs"],
-                unit="s",
-                direction="<=",
-                target=0.020,
+                what=AT_ONCE + start, value=middle[AT_ONCE + start], unit="s", direction="<=", target=0.020
             ),
         ),
     )

@@ -63,9 +63,12 @@ arguments packed once and no check. Both wait for the default stream. Arguments 
         """A small GEMM that nobody compiled before, in three ways: asked of the daemon over a connected channel; in a
 fresh process, which imports TileLang, lowers and runs the toolchain; and in a process that has TileLang warm and does
 the same two steps in itself, which is the floor of the worker. Daemon, worker and the other two run on one
-core, with one toolkit and its precompiled header. The start is the time from the call in the client until the
+core, with one toolkit and its precompiled header, each after two seconds of rest; of worker and warm process the
+first quartiles are compared, since what disturbs a compile only ever adds to it. The start is the time from the call in the client until the
 worker takes its job, by the worker's clock; its own time is from there to its result: checks of generator and
-toolkit, lowering, the toolkit's programs. What the daemon adds outside is also told whole: request, queue, the end
+toolkit, lowering, the toolkit's programs. After a compile one worker is forked for the next at once, and when
+nothing comes another that rehearses a compile; a kernel asked for right after another runs on the first, copies
+some 12,000 pages of the zygote's as it goes and takes a tenth longer for it. What the daemon adds outside is also told whole: request, queue, the end
 of the worker's processes, storing with fsync, reply.""",
     ),
     "stampede": (
