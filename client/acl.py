@@ -208,8 +208,9 @@ class AclRuntime:
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for a stream; raises DeviceError when a kernel on it failed (and then at every later use)."""
-        library = self._ready()
-        self._check("aclrtSynchronizeStream", library.aclrtSynchronizeStream(stream))
+        status = self._ready().aclrtSynchronizeStream(stream)
+        if status != 0:
+            self._fail("aclrtSynchronizeStream", status)
 
     def create_stream(self) -> int:
         """A new stream of the current device."""

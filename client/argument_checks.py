@@ -28,6 +28,7 @@ class TensorCheck:
     def __init__(self, parameter: Parameter, codes: tuple[int, ...]) -> None:
         self.parameter = parameter
         self.written = parameter.role in ("out", "inout")
+        self.alignment = parameter.alignment
         element = ELEMENT_TYPES[parameter.dtype]
         self._dtypes = element.host_names
         self._codes = codes
@@ -56,7 +57,7 @@ class TensorCheck:
             raise self._refusal(f"is on {at}", f"a tensor on {place}")
         if not pointer and 0 not in shape:
             raise self._refusal("has no memory", "a tensor with storage")
-        alignment = self.parameter.alignment
+        alignment = self.alignment
         if pointer % alignment and (not is_array or pointer % HOST_ARRAY_ALIGNMENT):
             raise self._refusal(
                 f"begins at an address that is no multiple of {alignment} bytes (a slice?)",

@@ -42,6 +42,11 @@ def reader_for(argument: Any) -> Reader | None:
         return reader
 
 
+def is_torch_tensor(argument: Any) -> bool:
+    """Whether it is read as one."""
+    return reader_for(argument) is _read_torch
+
+
 def _choose(kind: type) -> Reader | None:
     if hasattr(kind, "data_ptr") and hasattr(kind, "is_contiguous"):
         return _read_torch

@@ -1,7 +1,8 @@
 """SHA-256 of files and folders, remembered within a process for as long as a file stays the same file.
 
 A digest is recomputed when a file's inode, size, modification or change time differs. Nothing is remembered
-across processes: a reinstall may set any time it likes, but not the change time.
+across processes: a reinstall may set any time it likes, but not the change time. Every job looks at thousands
+of files: paths are text here, since ``pathlib`` costs more than the kernel.
 """
 
 from __future__ import annotations
@@ -9,27 +10,27 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
+PathText = str | os.PathLike[str]
 FileIdentity = tuple[int, int, int, int, int]
 _REMEMBERED: dict[str, tuple[FileIdentity, str]] = {}
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: PathText) -> str:
     """SHA-256 (hex) of a file's bytes. Raises ``OSError``."""
-    name = str(path)
+    name = os.fspath(path)
     before = file_identity(path)
     remembered = _REMEMBERED.get(name)
     if remembered is not None and remembered[0] == before:
         return remembered[1]
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if file_identity(path) == before:
         _REMEMBERED[name] = (before, digest)
     return digest
 
 
-def files_digest(named: Iterable[tuple[str, Path]]) -> str:
+def files_digest(named: Iterable[tuple[str, PathText]]) -> str:
     """SHA-256 (hex) over names and contents, in order of names; independent of where the files lie."""
     total = hashlib.sha256()
     for name, path in sorted(named):
@@ -37,23 +38,24 @@ def files_digest(named: Iterable[tuple[str, Path]]) -> str:
     return total.hexdigest()
 
 
-def tree_files(root: Path, name: str) -> Iterator[tuple[str, Path]]:
+def tree_files(root: PathText, name: str) -> Iterator[tuple[str, str]]:
     """(name/relative path, path) of every regular file below ``root``; linked folders are followed once."""
-    seen: set[str] = set()
-    for folder, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
+    seen: set[tuple[int, int]] = set()
+    top = os.fspath(root)
+    for folder, folders, files in os.walk(top, followlinks=True):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
             folders.clear()
             continue
-        seen.add(real)
+        seen.add((status.st_dev, status.st_ino))
         folders.sort()
         for file in files:
-            path = Path(folder, file)
-            if path.is_file():
-                yield f"{name}/{path.relative_to(root).as_posix()}", path
+            path = f"{folder}/{file}"
+            if os.path.isfile(path):
+                yield f"{name}{folder[len(top) :]}/{file}", path
 
 
-def file_identity(path: Path) -> FileIdentity:
+def file_identity(path: PathText) -> FileIdentity:
     """What tells whether a file is still the same file with the same content. Raises ``OSError``."""
-    status = path.stat()
+    status = os.stat(path)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

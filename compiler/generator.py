@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kaas.compiler.content_digest import FileIdentity, file_identity, files_digest
+from kaas.compiler.content_digest import FileIdentity, file_identity, files_digest, tree_files
 from kaas.proto.errors import ToolchainMissing
 
 LOWERING_MODULES = (
@@ -95,11 +96,12 @@ def templates_digest() -> str:
     return files_digest(template_files(package_directory("tilelang")))
 
 
-def template_files(tilelang: Path) -> list[tuple[str, Path]]:
+def template_files(tilelang: Path) -> list[tuple[str, str]]:
     """The Ascend template headers and every other template that they include, directly or not."""
-    source = tilelang / "src"
-    found: dict[str, Path] = {}
-    pending = [path for path in (source / "tl_templates" / "ascend").rglob("*") if path.is_file()]
+    source = os.fspath(tilelang / "src")
+    ascend = "tl_templates/ascend"
+    found: dict[str, str] = {}
+    pending = list(tree_files(f"{source}/{ascend}", ascend))
     if not pending:
         raise ToolchainMissing(
             f"{tilelang} holds no Ascend templates",
@@ -107,27 +109,26 @@ def template_files(tilelang: Path) -> list[tuple[str, Path]]:
             missing="templates",
         )
     while pending:
-        path = pending.pop()
-        name = path.relative_to(source).as_posix()
+        name, path = pending.pop()
         if name in found:
             continue
         found[name] = path
         for included in _included_templates(path):
-            other = source / included
-            if other.is_file():
-                pending.append(other)
+            other = f"{source}/{included}"
+            if Path(other).is_file():
+                pending.append((included, other))
     return sorted(found.items())
 
 
-def _included_templates(path: Path) -> list[str]:
+def _included_templates(path: str) -> list[str]:
     """What a template includes, remembered for as long as it is the same file: every job asks twice."""
-    name, before = str(path), file_identity(path)
-    remembered = _INCLUDED.get(name)
+    before = file_identity(path)
+    remembered = _INCLUDED.get(path)
     if remembered is not None and remembered[0] == before:
         return remembered[1]
-    included = [match.decode() for match in _TEMPLATE_INCLUDE.findall(path.read_bytes())]
+    included = [match.decode() for match in _TEMPLATE_INCLUDE.findall(Path(path).read_bytes())]
     if file_identity(path) == before:
-        _INCLUDED[name] = (before, included)
+        _INCLUDED[path] = (before, included)
     return included
 
 

@@ -168,11 +168,13 @@ def _identify(
     origin: str,
     known: Toolchain | None,
 ) -> Toolchain:
-    headers = [item for number, path in enumerate(includes) for item in tree_files(path, f"include{number}")]
-    if kind == "twin":
-        # Names the host compiler that the twin was built for.
-        headers.append((TWIN_MARKER, home / TWIN_MARKER))
     try:
+        headers = [
+            item for number, path in enumerate(includes) for item in tree_files(path, f"include{number}")
+        ]
+        if kind == "twin":
+            # Names the host compiler that the twin was built for.
+            headers.append((TWIN_MARKER, f"{home}/{TWIN_MARKER}"))
         digest = file_digest(bisheng)
         same = known if known is not None and known.bisheng_digest == digest else None
         return Toolchain(
