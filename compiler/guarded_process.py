@@ -19,7 +19,7 @@ from kaas.compiler.process_tree import descendants, die_with_parent, end_tree, h
 from kaas.compiler.urgency import be_as_gentle_in_this_session
 
 LEAST_POLL_S = 0.02
-MOST_POLL_S = 0.05
+MOST_POLL_S = 0.1
 _GROWTH_BYTES_PER_S = 4 << 30
 """Faster than a few threads can touch new memory."""
 

@@ -85,7 +85,6 @@ class Zygote:
         self._poller.register(self._control, select.POLLIN)
         self._poller.register(wake_read, select.POLLIN)
         while not (self._orphaned or (self._draining and not self._job_of)):
-            self._reserve.set_idle(not self._job_of and not self._draining)
             wait_s = self._reserve.wait_s
             ready = {fd for fd, _ in self._poller.poll(None if wait_s is None else 1000 * wait_s)}
             if wake_read in ready:
@@ -95,6 +94,8 @@ class Zygote:
             if self._control.fileno() in ready:
                 self._obey()
             self._reap()
+            # Here, not above: one that was just given a job must not be replaced while that is compiled.
+            self._reserve.set_idle(not self._job_of and not self._draining)
             self._reserve.act()
         self._reserve.dismiss()
         if self._orphaned:

@@ -32,11 +32,12 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolRunner]:
 
 
 REHEARSED = "kaas-standby"
+REHEARSING = "kaas-rehearsal"
 AT_HAND = "kaas-at-hand"
 
 
-def standing_by(zygote: int, name: str) -> list[int]:
-    """Supervisors below ``zygote`` of that name, whose worker waits for a job."""
+def named(zygote: int, name: str) -> list[int]:
+    """Processes right below ``zygote`` of that name."""
     return [
         pid
         for pid in children_of(zygote)
@@ -48,8 +49,8 @@ def wait_for_standby(runner: PoolRunner, name: str = REHEARSED) -> tuple[int, in
     """(supervisor, worker) that stand by."""
     zygote = runner.pool.zygote_pid
     assert zygote is not None
-    until(lambda: standing_by(zygote, name), what=f"a {name}")
-    (supervisor,) = standing_by(zygote, name)
+    until(lambda: named(zygote, name), what=f"a {name}")
+    (supervisor,) = named(zygote, name)
     until(lambda: children_of(supervisor), what="its worker")
     (worker,) = children_of(supervisor)
     return supervisor, worker
@@ -76,6 +77,24 @@ def test_the_next_compile_runs_on_the_worker_that_stands_by_and_gives_the_same(r
     assert output.image == first.image
     assert not is_alive(worker)
     assert runner.leftovers() == []
+
+
+def test_nobody_rehearses_while_something_is_compiled(runner, toolkit):
+    wanted = job(toolkit.home, toolchain=toolkit.read().identity)
+    runner.compile(wanted)
+    wait_for_standby(runner)
+    toolkit.behaviour = "barrier"
+
+    async def rehearsing() -> list[int]:
+        running = asyncio.create_task(runner.pool.compile(wanted))
+        while toolkit.waiting() < 1:
+            await asyncio.sleep(0.01)
+        found = named(runner.pool.zygote_pid, REHEARSING) + named(runner.pool.zygote_pid, REHEARSED)
+        toolkit.open_barrier()
+        await running
+        return found
+
+    assert runner.run(rehearsing()) == []
 
 
 def test_another_compile_beside_it_runs_on_the_one_at_hand_and_gives_the_same(runner, toolkit):
