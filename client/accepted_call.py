@@ -11,10 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from kaas.client.argument_checks import ScalarCheck, TensorCheck
-from kaas.client.tensors import is_torch_tensor
-
-Values = tuple[list[Any], tuple[int, ...], list[int]]
-"""One value and one size in bytes per parameter (0 for scalars), and the bound symbols."""
 
 MOST_SHAPES = 256
 """Beyond that many combinations of shapes they are learned anew."""
@@ -24,9 +20,15 @@ class AcceptedCall:
     """The kinds, dtypes and place of one accepted call's torch tensors, and all shapes accepted with them."""
 
     def __init__(
-        self, checks: Sequence[TensorCheck | ScalarCheck], arguments: Sequence[Any], place: str
+        self,
+        checks: Sequence[TensorCheck | ScalarCheck],
+        apart: Sequence[tuple[int, int]],
+        arguments: Sequence[Any],
+        place: str,
     ) -> None:
+        """``apart`` are the pairs of arguments that may not share memory."""
         self.place = place
+        self._apart = apart
         self._count = len(checks)
         self._tensors = tuple(
             (index, type(argument), argument.dtype, check.alignment, check.written)
@@ -38,20 +40,6 @@ class AcceptedCall:
         )
         self._device = None if place == "cpu" else arguments[self._tensors[0][0]].device
         self._shapes: dict[tuple[Any, ...], tuple[tuple[int, ...], list[int]]] = {}
-
-    @classmethod
-    def of(
-        cls, checks: Sequence[TensorCheck | ScalarCheck], arguments: Sequence[Any], place: str
-    ) -> AcceptedCall | None:
-        """``None`` for a call with NumPy arrays, or without a tensor: every check is as quick for them."""
-        tensors = [
-            argument
-            for check, argument in zip(checks, arguments, strict=True)
-            if isinstance(check, TensorCheck)
-        ]
-        if not tensors or not all(map(is_torch_tensor, tensors)):
-            return None
-        return cls(checks, arguments, place)
 
     def is_like(self, arguments: Sequence[Any]) -> bool:
         """Whether these are of the same kinds and dtypes."""
@@ -67,11 +55,11 @@ class AcceptedCall:
         shapes = tuple(arguments[index].shape for index, *_ in self._tensors)
         self._shapes[shapes] = tuple(sizes), list(symbols)
 
-    def read(self, arguments: Sequence[Any]) -> Values | None:
-        """What to pack and to look at for overlaps; ``None`` for a call that is not like it."""
+    def read(self, arguments: Sequence[Any]) -> list[Any] | None:
+        """One value per argument and the bound symbols; ``None`` for a call that is not like it."""
         if len(arguments) != self._count:
             return None
-        values = list(arguments)
+        values = [*arguments]
         shapes = []
         device = self._device
         try:
@@ -96,6 +84,12 @@ class AcceptedCall:
         known = self._shapes.get(tuple(shapes))
         if known is None:
             return None
+        sizes, symbols = known
+        for one, other in self._apart:
+            begin, start = values[one], values[other]
+            if start < begin + sizes[one] and begin < start + sizes[other]:
+                return None
         for index, check in self._scalars:
             values[index], _ = check.bind(arguments[index], [], self.place)
-        return values, *known
+        values += symbols
+        return values

@@ -15,6 +15,7 @@ from typing import Any
 
 from kaas.client.accepted_call import AcceptedCall
 from kaas.client.argument_checks import SCALARS, UNBOUND, ScalarCheck, TensorCheck, refusal
+from kaas.client.tensors import is_torch_tensor
 from kaas.proto.errors import ArtifactDamaged, InvalidArgument
 from kaas.proto.extents import formula_of
 from kaas.proto.launch import LaunchMetadata, SignatureArgument
@@ -68,7 +69,7 @@ class LaunchPlan:
         self._outputs = tuple(index for index, check in enumerate(self._checks) if check.written)
         self._tensors = tuple(i for i, check in enumerate(self._checks) if isinstance(check, TensorCheck))
         # Each pair once: what shares memory does so in either order.
-        self._pairs = tuple(
+        self._apart = tuple(
             (output, other)
             for output in self._outputs
             for other in self._tensors
@@ -76,8 +77,9 @@ class LaunchPlan:
         )
         self._in_order = _in_order(sources)
         self._accepted: AcceptedCall | None = None
-        self._struct = struct.Struct(layout)
-        self.size = self._struct.size
+        packing = struct.Struct(layout)
+        self._pack_into = packing.pack_into
+        self.size = packing.size
         self._block = _ArgumentBlock(max(self.size, 8))
 
     def _code(self, extent: int | str) -> int:
@@ -117,11 +119,15 @@ class LaunchPlan:
         """
         accepted = self._accepted
         if accepted is not None and accepted.place == place:
-            found = accepted.read(arguments)
-            if found is not None:
-                values, sizes, symbols = found
-                self._refuse_overlaps(values, sizes)
-                return self._packed(values, symbols)
+            values = accepted.read(arguments)
+            if values is not None:
+                block = self._block.bytes
+                try:
+                    self._pack_into(block, 0, *self._in_order(values))
+                except struct.error:
+                    pass  # below it is told what does not fit
+                else:
+                    return block
         return self._check(arguments, place)
 
     def _check(self, arguments: Sequence[Any], place: str) -> ctypes.Array[ctypes.c_char] | None:
@@ -145,29 +151,30 @@ class LaunchPlan:
                 return None
         self._refuse_overlaps(values, sizes)
         self._refuse_empty(sizes)
-        block = self._packed(values, symbols)
+        block = self._block.bytes
+        try:
+            self._pack_into(block, 0, *self._in_order(values + symbols))
+        except struct.error as error:
+            raise self._unpackable(symbols, error) from None
         self._accept(arguments, place, sizes, symbols)
         return block
 
-    def _packed(self, values: list[Any], symbols: list[int]) -> ctypes.Array[ctypes.c_char]:
-        block = self._block.bytes
-        try:
-            self._struct.pack_into(block, 0, *self._in_order(values + symbols))
-        except struct.error as error:
-            raise self._unpackable(symbols, error) from None
-        return block
-
     def _accept(self, arguments: Sequence[Any], place: str, sizes: list[int], symbols: list[int]) -> None:
-        if not all(sizes[index] for index in self._tensors):
+        """Calls like this one are quick from now on; NumPy arrays are read as quickly by the checks."""
+        tensors = [arguments[index] for index in self._tensors]
+        if (
+            not tensors
+            or not all(map(is_torch_tensor, tensors))
+            or 0 in map(sizes.__getitem__, self._tensors)
+        ):
             return
         accepted = self._accepted
         if accepted is None or accepted.place != place or not accepted.is_like(arguments):
-            accepted = self._accepted = AcceptedCall.of(self._checks, arguments, place)
-        if accepted is not None:
-            accepted.learn(arguments, sizes, symbols)
+            accepted = self._accepted = AcceptedCall(self._checks, self._apart, arguments, place)
+        accepted.learn(arguments, sizes, symbols)
 
     def _refuse_overlaps(self, values: Sequence[Any], sizes: Sequence[int]) -> None:
-        for output, other in self._pairs:
+        for output, other in self._apart:
             begin, start = values[output], values[other]
             if start < begin + sizes[output] and begin < start + sizes[other]:
                 raise self._overlap(output, other)

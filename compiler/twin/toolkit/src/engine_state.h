@@ -244,7 +244,7 @@ class SignalStack {
   SignalStack& operator=(const SignalStack&) = delete;
 
  private:
-  void* memory_ = nullptr;
+  bool installed_ = false;
   alignas(16) unsigned char previous_[32] = {};
 };
 

@@ -19,6 +19,28 @@ struct sigaction g_previous[3];
 int g_users = 0;
 pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
 
+// A thread keeps it from launch to launch: mapping it anew costs as much as a small kernel.
+class StackMemory {
+ public:
+  ~StackMemory() {
+    if (memory_ != nullptr) munmap(memory_, kSignalStackBytes);
+  }
+
+  void* get() {
+    if (memory_ == nullptr) {
+      void* mapped =
+          mmap(nullptr, kSignalStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (mapped != MAP_FAILED) memory_ = mapped;
+    }
+    return memory_;
+  }
+
+ private:
+  void* memory_ = nullptr;
+};
+
+thread_local StackMemory t_stack_memory;
+
 void handle(int number, siginfo_t* info, void* context) {
   Session* session = Session::current();
   if (session != nullptr && session->recoverable) {
@@ -80,22 +102,18 @@ FaultGuard::~FaultGuard() {
 
 SignalStack::SignalStack() {
   static_assert(sizeof(stack_t) <= sizeof(previous_));
-  memory_ = mmap(nullptr, kSignalStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory_ == MAP_FAILED) {
-    memory_ = nullptr;
-    return;
-  }
+  void* memory = t_stack_memory.get();
+  installed_ = memory != nullptr;
+  if (!installed_) return;
   stack_t mine;
   std::memset(&mine, 0, sizeof(mine));
-  mine.ss_sp = memory_;
+  mine.ss_sp = memory;
   mine.ss_size = kSignalStackBytes;
   sigaltstack(&mine, reinterpret_cast<stack_t*>(previous_));
 }
 
 SignalStack::~SignalStack() {
-  if (memory_ == nullptr) return;
-  sigaltstack(reinterpret_cast<stack_t*>(previous_), nullptr);
-  munmap(memory_, kSignalStackBytes);
+  if (installed_) sigaltstack(reinterpret_cast<stack_t*>(previous_), nullptr);
 }
 
 }  // namespace kaas_twin
