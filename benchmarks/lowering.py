@@ -22,7 +22,7 @@ LIMIT_S = 4.0
 
 def measure(effort: Effort) -> Outcome:
     """In a child on one core."""
-    order = {"most": effort.times(500, 10), "rounds": effort.times(3)}
+    order = {"most": effort.times(500, 10), "rounds": effort.times(2)}
     taken = pinned_json("lowering", order, child_environment(), core=DAEMON_CORE, timeout=3600)
     middle = {name: spread(samples)["median"] for name, samples in taken.items()}
     slowest = sorted(middle.items(), key=lambda item: -item[1])[:10]

@@ -96,7 +96,7 @@ def measure(effort: Effort) -> Outcome:
         kaas = _KAAS + _SAY + _FOUND
         for body in (kaas, _TILELANG + _SAY):
             start(body)
-        for turn in range(effort.times(15, 3)):
+        for turn in range(effort.times(9, 3)):
             for _ in range(2):
                 seconds, memory = json.loads(start(kaas))
                 series["1a kaas"].samples.append(seconds)

@@ -23,7 +23,7 @@ from benchmarks.spread import spread
 
 def measure(effort: Effort) -> Outcome:
     """In a child on one core."""
-    order = {"families": effort.times(60, 6), "rounds": effort.times(3)}
+    order = {"families": effort.times(60, 6), "rounds": effort.times(2)}
     taken = pinned_json("twin_header", order, child_environment(), core=DAEMON_CORE, timeout=3600)
     series = {"11 with the header": Series(), "11 without it": Series()}
     sums = {"with": 0.0, "without": 0.0}
