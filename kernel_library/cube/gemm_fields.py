@@ -12,6 +12,11 @@ from kaas.proto.errors import InvalidSpec
 MAX_EXTENT = 2**22
 """Of a constant extent: 256 rows then span fewer than 2^31 elements, as TileLang's literals must."""
 
+QUANTISED_BLOCK = 32
+"""Consecutive columns of a quantised result that share a scale."""
+QUANTISED_PAIR = 64
+"""Columns of one pair of such scales: a tile has whole pairs."""
+
 GemmDim = Annotated[int, within(1, MAX_EXTENT)] | Literal["dynamic"]
 
 

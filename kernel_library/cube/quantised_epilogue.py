@@ -21,6 +21,7 @@ from kaas.kernel_library.cube.cube_pipeline import (
     VectorEpilogue,
     accumulator_hand_over,
 )
+from kaas.kernel_library.cube.gemm_fields import QUANTISED_PAIR as PAIR
 from kaas.kernel_library.cube.gemm_tiles import GemmTiles
 
 if TYPE_CHECKING:
@@ -35,10 +36,6 @@ QUANTISED_EPILOGUE_SOURCES = (
 )
 """For ``Family.sources`` of a family built on this module."""
 
-BLOCK = 32
-"""Consecutive columns that share a scale."""
-PAIR = 64
-"""Columns of one pair of scales: a tile has whole pairs."""
 WIDEST_BLOCK = 256
 BLOCK_WORDS = 16
 """Pairs in 32 bytes, which is the least that a register load reads."""

@@ -19,15 +19,15 @@ from kaas.kernel_library.cube.cube_pipeline import (
     vector_epilogue,
 )
 from kaas.kernel_library.cube.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_multiple, require_tile
+from kaas.kernel_library.cube.gemm_fields import QUANTISED_BLOCK as BLOCK
 from kaas.kernel_library.cube.gemm_tiles import (
     GemmProblem,
     GemmTiles,
-    choose_tiles,
+    effective_tiles,
     explain_tiles,
-    tiles_for_blocks,
+    require_fit,
 )
 from kaas.kernel_library.cube.quantised_epilogue import (
-    BLOCK,
     QUANTISED_EPILOGUE_SOURCES,
     quantised_epilogue,
     widest_row_bytes,
@@ -110,7 +110,7 @@ class BlockScaledGemmSpec(
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""
-        tiles_of(self, target)
+        require_fit(problem_of(self), target, self.tile)
 
 
 def _tile_multiples(spec: BlockScaledGemmSpec) -> dict[str, int]:
@@ -164,25 +164,18 @@ def problem_of(spec: BlockScaledGemmSpec) -> GemmProblem:
     )
 
 
-def tiles_of(spec: BlockScaledGemmSpec, target: Target) -> GemmTiles:
-    """The effective tiles: ``spec.tile`` completed, or the chosen ones. Raises :class:`DoesNotFit`."""
-    problem = problem_of(spec)
-    if spec.tile is None:
-        return choose_tiles(problem, target)
-    return tiles_for_blocks(problem, target, spec.tile.block_m, spec.tile.block_n, spec.tile.block_k)
-
-
 def build(spec: BlockScaledGemmSpec, target: Target) -> BuiltKernel:
     """The TileLang program of ``spec`` for ``target``'s core count and buffer sizes.
 
     As gemm, with scales beside the operands on every ring. Raises :class:`DoesNotFit` if no tile fits.
     """
-    tiles = tiles_of(spec, target)
+    problem = problem_of(spec)
+    tiles = effective_tiles(problem, target, spec.tile)
     return BuiltKernel(
         prim_func=_program(spec, tiles, target.cube_cores),
         choices={
             **msgspec.to_builtins(tiles),
-            "why": explain_tiles(problem_of(spec), target, tiles, given=spec.tile is not None),
+            "why": explain_tiles(problem, target, tiles, given=spec.tile is not None),
         },
         pass_configs=dict(PASS_CONFIGS),
     )

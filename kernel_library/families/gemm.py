@@ -1,39 +1,20 @@
 """gemm: D[M, N] = (alpha *) A @ B (+ D) on the cube cores, fp32 accumulation, plain or quantised result."""
 
-# mypy: disable-error-code="valid-type, untyped-decorator"
-# The TileLang programs below are a language of their own: their annotations are buffers, not types.
+from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from kaas.kernel_library.cube.cube_pipeline import (
-    CUBE_KERNEL_SOURCES,
-    PASS_CONFIGS,
-    Rings,
-    VectorEpilogue,
-    cube_pipeline,
-    operand_copies,
-    tile_origin,
-    tile_walk,
-    vector_epilogue,
+from kaas.kernel_library.cube.gemm_fields import (
+    MAX_EXTENT,
+    QUANTISED_BLOCK,
+    QUANTISED_PAIR,
+    GemmDim,
+    GemmTile,
+    require_multiple,
+    require_tile,
 )
-from kaas.kernel_library.cube.gemm_fields import MAX_EXTENT, GemmDim, GemmTile, require_multiple, require_tile
-from kaas.kernel_library.cube.gemm_tiles import (
-    GemmProblem,
-    GemmTiles,
-    effective_tiles,
-    explain_tiles,
-    require_fit,
-)
-from kaas.kernel_library.cube.quantised_epilogue import (
-    BLOCK,
-    PAIR,
-    QUANTISED_EPILOGUE_SOURCES,
-    quantised_epilogue,
-    widest_row_bytes,
-)
-from kaas.kernel_library.entry import Entry
 from kaas.kernel_library.family import BuiltKernel, Family, KernelPage
 from kaas.kernel_library.spec import (
     DTYPE_BYTES,
@@ -44,11 +25,28 @@ from kaas.kernel_library.spec import (
     require_dim,
     require_one_of,
 )
-from kaas.proto.dtypes import ELEMENT_TYPES
 from kaas.proto.errors import InvalidSpec
 from kaas.proto.extents import Extent, divided
 from kaas.proto.launch import Parameter
 from kaas.proto.target import Target
+
+if TYPE_CHECKING:
+    from kaas.kernel_library.cube.gemm_tiles import GemmProblem
+
+# The program and its tiles are imported late, and their modules spelt out: a rank that gets a product which
+# the node has needs neither.
+SOURCES = (
+    "kaas.kernel_library.choice",
+    "kaas.kernel_library.cube.cube_pipeline",
+    "kaas.kernel_library.cube.gemm_fields",
+    "kaas.kernel_library.cube.gemm_program",
+    "kaas.kernel_library.cube.gemm_tiles",
+    "kaas.kernel_library.cube.quantised_epilogue",
+    "kaas.kernel_library.entry",
+    "kaas.kernel_library.vector.block_values",
+    "kaas.kernel_library.vector.quantise",
+    "kaas.kernel_library.vector.row_plan",
+)
 
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
 """Legal inputs, and legal outputs of each: the accumulator is fp32 and can be rounded to any of them."""
@@ -94,18 +92,23 @@ class GemmSpec(KernelSpec, frozen=True, forbid_unknown_fields=True, kw_only=True
         require_bool(self.alpha, "alpha")
         require_tile(self.tile)
         if self.dtype_d == "e4m3":
-            require_multiple(self.n, "n", BLOCK)
+            require_multiple(self.n, "n", QUANTISED_BLOCK)
             require_one_of(self.accumulate, "accumulate", (False,))
             if self.tile is not None:
-                require_multiple(self.tile.block_n, "tile.block_n", PAIR)
+                require_multiple(self.tile.block_n, "tile.block_n", QUANTISED_PAIR)
 
     def check_target(self, target: Target) -> None:
         """Raise :class:`DoesNotFit` if no tile (or not the given one) fits ``target``'s buffers."""
+        from kaas.kernel_library.cube.gemm_tiles import require_fit
+
         require_fit(problem_of(self), target, self.tile)
 
 
 def problem_of(spec: GemmSpec) -> GemmProblem:
     """What tile choice needs to know of ``spec``."""
+    from kaas.kernel_library.cube.gemm_tiles import GemmProblem
+    from kaas.kernel_library.cube.quantised_epilogue import widest_row_bytes
+
     m, n, k = (None if extent == DYNAMIC else int(extent) for extent in (spec.m, spec.n, spec.k))
     return GemmProblem(
         m=m,
@@ -116,7 +119,7 @@ def problem_of(spec: GemmSpec) -> GemmProblem:
         vector_epilogue=uses_vector_epilogue(spec),
         reads_output=spec.accumulate,
         # Two scales of the result, for 32 columns each, are written as one.
-        n_multiple=PAIR if spec.dtype_d == "e4m3" else 16,
+        n_multiple=QUANTISED_PAIR if spec.dtype_d == "e4m3" else 16,
         result_row_bytes=widest_row_bytes() if spec.dtype_d == "e4m3" else 0,
     )
 
@@ -141,10 +144,14 @@ def build(spec: GemmSpec, target: Target) -> BuiltKernel:
 
     Raises :class:`DoesNotFit` if no tile fits.
     """
+    from kaas.kernel_library.cube.cube_pipeline import PASS_CONFIGS
+    from kaas.kernel_library.cube.gemm_program import gemm_program
+    from kaas.kernel_library.cube.gemm_tiles import effective_tiles, explain_tiles
+
     problem = problem_of(spec)
     tiles = effective_tiles(problem, target, spec.tile)
     return BuiltKernel(
-        prim_func=_program(spec, tiles, target.cube_cores),
+        prim_func=gemm_program(spec, tiles, target.cube_cores),
         choices={
             **msgspec.to_builtins(tiles),
             "why": explain_tiles(problem, target, tiles, given=spec.tile is not None),
@@ -164,7 +171,7 @@ def parameters(spec: GemmSpec) -> tuple[Parameter, ...]:
         Parameter(name="d", role="inout" if spec.accumulate else "out", dtype=spec.dtype_d, shape=(m, n)),
     ]
     if spec.dtype_d == "e4m3":
-        taken.append(Parameter(name="sfd", role="out", dtype="e8m0x2", shape=(divided(n, PAIR), m)))
+        taken.append(Parameter(name="sfd", role="out", dtype="e8m0x2", shape=(divided(n, QUANTISED_PAIR), m)))
     if spec.alpha:
         taken.append(Parameter(name="alpha", role="scalar", dtype="fp32"))
     return tuple(taken)
@@ -176,116 +183,6 @@ def _a_shape(layout: str, m: Any, k: Any) -> tuple[Any, Any]:
 
 def _b_shape(layout: str, n: Any, k: Any) -> tuple[Any, Any]:
     return (n, k) if layout[1] == "t" else (k, n)
-
-
-def _epilogue(spec: GemmSpec, tiles: GemmTiles, columns: Any) -> VectorEpilogue:
-    if spec.dtype_d == "e4m3":
-        return quantised_epilogue(tiles, columns, factor=1.0, with_alpha=spec.alpha)
-    dtype_d = ELEMENT_TYPES[spec.dtype_d].tilelang
-    return vector_epilogue(tiles, dtype_d, with_alpha=spec.alpha, accumulate=spec.accumulate)
-
-
-def _program(spec: GemmSpec, tiles: GemmTiles, cores: int) -> Any:
-    """The TileLang function of ``spec``: the parts of the cube pipeline, joined in ``block``."""
-    import tilelang.ascend.language as T
-
-    dtype, dtype_d = (ELEMENT_TYPES[name].tilelang for name in (spec.dtype_a, spec.dtype_d))
-    entry = Entry("gemm", parameters(spec))
-    m, n, k = (
-        entry.extent(name if extent == DYNAMIC else extent)
-        for name, extent in zip("mnk", (spec.m, spec.n, spec.k), strict=True)
-    )
-    bm, bn, bk, l0c_stages = tiles.block_m, tiles.block_n, tiles.block_k, tiles.l0c_stages
-    m_tiles, n_tiles = T.ceildiv(m, bm), T.ceildiv(n, bn)
-    # A dynamic K of zero still runs one step over zero-filled L1, so that D becomes zero.
-    k_steps = T.max(T.ceildiv(k, bk), 1) if spec.k == DYNAMIC else -(-k // bk)
-    input_bytes = DTYPE_BYTES[spec.dtype_a]
-    a_copies = operand_copies(tiles, bm, input_bytes, k_major=spec.layout[0] == "t")
-    b_copies = operand_copies(tiles, bn, input_bytes, k_major=spec.layout[1] == "n")
-    through_vectors = uses_vector_epilogue(spec)
-
-    walk = tile_walk(m_tiles, n_tiles, tiles.window_m, cores)
-    row_of, col_of = tile_origin(spec.m), tile_origin(spec.n)
-
-    @T.macro
-    def load(rings: Any, where: Any, step: Any) -> None:
-        a, b, row, col = where
-        a_copies.load(a, rings.a_l1[rings.l1_slot(), :, :], row, step * bk)
-        b_copies.load(b, rings.b_l1[rings.l1_slot(), :, :], col, step * bk)
-
-    @T.macro
-    def feed(rings: Any, part: Any) -> None:
-        a_copies.feed(rings.a_l1, rings.l1_slot(), rings.a_l0[rings.l0_slot(), :, :], part)
-        b_copies.feed(rings.b_l1, rings.l1_slot(), rings.b_l0[rings.l0_slot(), :, :], part)
-
-    @T.macro
-    def multiply(rings: Any, accumulator: Any, clear: Any) -> None:
-        T.gemm(
-            rings.a_l0[rings.l0_slot(), :, :],
-            rings.b_l0[rings.l0_slot(), :, :],
-            accumulator,
-            transpose_B=True,
-            clear_accum=clear,
-        )
-
-    pipeline = cube_pipeline(
-        tiles,
-        dtype_a=dtype,
-        dtype_b=dtype,
-        a_l1_tile=a_copies.l1_tile,
-        b_l1_tile=b_copies.l1_tile,
-        load=load,
-        feed=feed,
-        multiply=multiply,
-    )
-    epilogue = _epilogue(spec, tiles, n)
-
-    @T.macro
-    def cube_side(call: Any, core: Any, accumulator_ub: Any) -> None:
-        rings = Rings()
-        pipeline.open(rings)
-        if spec.accumulate and not through_vectors:
-            T.set_atomic("add", dtype_d)
-        turns = walk.turns_of(core)
-        for turn in T.serial(turns):
-            tile_row, tile_col = walk.place_of(turn * cores + core)
-            row = row_of(tile_row, m_tiles, bm)
-            col = col_of(tile_col, n_tiles, bn)
-            pipeline.product(rings, turn, (call.a, call.b, row, col), k_steps)
-            if through_vectors:
-                epilogue.hand_over(rings, turn, accumulator_ub)
-            else:
-                T.copy(rings.l0c[turn % l0c_stages, :, :], call.d[row : row + bm, col : col + bn])
-            pipeline.released(turn)
-        pipeline.close()
-        if through_vectors:
-            epilogue.close_cube()
-
-    @T.macro
-    def vector_side(call: Any, core: Any, vector_core: Any, accumulator_ub: Any) -> None:
-        state = epilogue.open(accumulator_ub)
-        turns = walk.turns_of(core)
-        for turn in T.serial(turns):
-            tile_row, tile_col = walk.place_of(turn * cores + core)
-            row = row_of(tile_row, m_tiles, bm) + vector_core * (bm // 2)
-            col = col_of(tile_col, n_tiles, bn)
-            d = (call.d, call.sfd) if spec.dtype_d == "e4m3" else call.d
-            epilogue.finish(state, turn, d, row, col, call.alpha)
-        epilogue.close()
-
-    @T.macro
-    def block(call: Any) -> None:
-        with T.Kernel(cores) as core:
-            if through_vectors:
-                accumulator_ub = T.alloc_shared((l0c_stages, bm // 2, bn), "float32")
-                with T.Cube():
-                    cube_side(call, core, accumulator_ub)
-                with T.Vector() as vector_core:
-                    vector_side(call, core, vector_core, accumulator_ub)
-            else:
-                cube_side(call, core, None)
-
-    return entry.prim_func(block)
 
 
 PAGE = KernelPage(
@@ -327,6 +224,6 @@ FAMILY = Family(
     parameters=parameters,
     build=build,
     module=__name__,
-    sources=(*CUBE_KERNEL_SOURCES, *QUANTISED_EPILOGUE_SOURCES),
+    sources=SOURCES,
     page=PAGE,
 )
