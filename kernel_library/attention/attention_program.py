@@ -21,6 +21,7 @@ ATTENTION_SOURCES = (
     "kaas.kernel_library.attention.row_views",
     "kaas.kernel_library.choice",
     "kaas.kernel_library.cube.cube_pipeline",
+    "kaas.kernel_library.cube.gemm_fields",
     "kaas.kernel_library.cube.gemm_tiles",
     "kaas.kernel_library.entry",
 )

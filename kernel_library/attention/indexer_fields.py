@@ -26,6 +26,7 @@ from kaas.proto.target import Target
 INDEXER_FIELDS_SOURCES = (
     "kaas.kernel_library.choice",
     "kaas.kernel_library.cube.cube_pipeline",
+    "kaas.kernel_library.cube.gemm_fields",
     "kaas.kernel_library.cube.gemm_tiles",
     "kaas.kernel_library.entry",
     *SCALED_OPERAND_SOURCES,

@@ -33,6 +33,7 @@ SPARSE_ATTENTION_SOURCES = (
     "kaas.kernel_library.attention.sparse_tiles",
     "kaas.kernel_library.choice",
     "kaas.kernel_library.cube.cube_pipeline",
+    "kaas.kernel_library.cube.gemm_fields",
     "kaas.kernel_library.cube.gemm_tiles",
     "kaas.kernel_library.entry",
 )

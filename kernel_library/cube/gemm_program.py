@@ -32,7 +32,7 @@ def _epilogue(spec: "GemmSpec", tiles: GemmTiles, columns: Any) -> VectorEpilogu
 
 
 def gemm_program(spec: "GemmSpec", tiles: GemmTiles, cores: int) -> Any:
-    """The TileLang function of ``spec`` on ``cores`` cube cores: the pipeline's parts, joined in ``block``."""
+    """The TileLang function of ``spec`` on ``cores`` cube cores: parts of the pipeline, joined in order."""
     import tilelang.ascend.language as T
 
     from kaas.kernel_library.families.gemm import parameters, uses_vector_epilogue

@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 
-from kaas.kernel_library.cube.gemm_tiles import STAGED_ROW_PADDING, epilogue_ub_bytes
-from kaas.kernel_library.families.block_scaled_gemm import BlockScaledGemmSpec, problem_of, tiles_of
+from kaas.kernel_library.cube.gemm_tiles import (
+    STAGED_ROW_PADDING,
+    GemmTiles,
+    effective_tiles,
+    epilogue_ub_bytes,
+)
+from kaas.kernel_library.families.block_scaled_gemm import BlockScaledGemmSpec, problem_of
 from kaas.kernel_library.targets import TARGETS
+from kaas.proto.target import Target
 
 PAIRS: tuple[dict[str, Any], ...] = ({}, {"dtype_a": "e2m1", "dtype_b": "e2m1"}, {"dtype_b": "e2m1"})
 RESULTS: tuple[dict[str, Any], ...] = ({}, {"dtype_d": "e4m3"}, {"dtype_d": "fp32", "alpha": True})
 EXTENTS = ((1, 7168, 2048), (64, 2112, 7168), ("dynamic", 4096, "dynamic"), (300, 64, 32))
+
+
+def tiles_of(spec: BlockScaledGemmSpec, target: Target) -> GemmTiles:
+    return effective_tiles(problem_of(spec), target, spec.tile)
 
 
 @pytest.mark.parametrize("part", sorted(TARGETS))
