@@ -118,22 +118,25 @@ def row_from(record: dict[str, Any]) -> Row:
     return Row(number=record["number"], measured=record["measured"], against=record["against"], checks=checks)
 
 
-def regressions(now: Sequence[Row], recorded: Sequence[Row]) -> list[str]:
-    """Ratios that came out worse than recorded by more than 30 %, and recorded ones that are gone."""
+def regressions(now: Sequence[Row], recorded: Sequence[Row]) -> dict[tuple[str, str], str]:
+    """Ratios that came out worse than recorded by more than 30 %, and recorded ones that are gone.
+
+    A sentence about each, by the row's number and what was measured.
+    """
     known = {(row.number, check.what): check for row in recorded for check in row.checks if check.ratio}
     measured = {(row.number, check.what): check for row in now for check in row.checks if check.ratio}
     numbers = {row.number for row in now}
-    found = []
+    found = {}
     for (number, what), before in known.items():
         if number not in numbers:
             continue
         after = measured.get((number, what))
         if after is None:
-            found.append(f"row {number}: {what} was not measured")
+            found[number, what] = f"row {number}: {what} was not measured"
             continue
         worse = _worse_by(before, after)
         if worse > MOST_WORSE:
-            found.append(
+            found[number, what] = (
                 f"row {number}: {what} is {after.value:.3g} {after.unit}, recorded {before.value:.3g}: "
                 f"{worse:.2f} times worse"
             )

@@ -14,10 +14,12 @@ from kaas.proto.errors import DeadlineExceeded
 from kaas.proto.v1 import kernel_service_pb2 as pb
 
 TAKES_MIB = 200
-"""What the compiler takes; with its interpreter and the worker a compile's peak is a little more."""
+"""What the compiler takes; its interpreter and the worker come on top, some 25 MiB where pages are dear."""
 
-SET_ASIDE_MIB = 220
+SET_ASIDE_MIB = 250
 FITS = 3
+BUDGET_MIB = FITS * TAKES_MIB + TAKES_MIB * 4 // 5
+"""Room for three by what is set aside at first, and for no fourth by the least that may be learned later."""
 
 
 def staged(folder: Path) -> StagedNode:
@@ -26,7 +28,7 @@ def staged(folder: Path) -> StagedNode:
         f"hold {TAKES_MIB}",
         workers="16",
         compile_memory_first_guess_bytes=f"{SET_ASIDE_MIB}MiB",
-        compile_memory_budget_bytes=f"{FITS * SET_ASIDE_MIB + SET_ASIDE_MIB // 2}MiB",
+        compile_memory_budget_bytes=f"{BUDGET_MIB}MiB",
         rest_address="off",
     )
 
