@@ -1,9 +1,16 @@
-"""What the whole run says at its end: the faults that its tests injected, by kind, passed or not."""
+"""Of the whole run: which tests share a process, and at its end the faults that tests injected, by kind."""
 
 from __future__ import annotations
 
 import pytest
 from support.fault_counts import totals
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a module share a process with its daemon and compiled kernels, unless they name a group."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(item.config.rootpath))))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
