@@ -91,8 +91,9 @@ compared with the same minute before. The rank is pinned; daemon and workers are
     "readers": (
         "Many readers (row 8)",
         """Eight processes get kernels from the store as fast as they can, against one alone on each core in turn. The value is
-the throughput of all, over the sum of what one reaches on each core: turn by turn, and the median of the turns. A
-hit takes no lock, which `/proc/locks` is asked for meanwhile.""",
+the throughput of all, over the sum of what one reaches on each core: turn by turn, and the median of the turns. It
+can exceed 1 where a busy core is clocked higher; such a value counts as 1. A hit takes no lock, which `/proc/locks` is
+asked for meanwhile.""",
     ),
     "store_scale": (
         "A large store (row 9)",

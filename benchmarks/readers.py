@@ -64,8 +64,9 @@ def measure(effort: Effort) -> Outcome:
         against="1 process alone on each core in turn",
         checks=(
             Check(
-                what="scaling per core",
-                value=statistics.median(scaling),
+                what="scaling per core, at most 1",
+                # More than one each is what a core's clock gains from being busy, and no merit of ours.
+                value=min(1.0, statistics.median(scaling)),
                 unit="x",
                 direction=">=",
                 target=0.8,
