@@ -14,7 +14,7 @@ import time
 
 from benchmarks import results
 from benchmarks.effort import Effort
-from benchmarks.outcome import Outcome, Row, regressions, row_from, table
+from benchmarks.outcome import Outcome, Row, regressions, table
 from benchmarks.spread import human
 
 BENCHMARKS = (
@@ -72,7 +72,7 @@ def _quick(names: list[str]) -> int:
     rows: list[Row] = []
     worse: list[str] = []
     for name in names:
-        recorded = [row_from(row) for row in results.load()[name]["rows"]]
+        recorded = results.recorded_rows(name)
         measured = _measured(name, Effort(QUICK_SCALE)).rows
         found = regressions(measured, recorded)
         for _ in range(QUICK_LOOKS - 1):

@@ -19,8 +19,9 @@ getting and launching a kernel, never about its speed on an NPU.
     python -m benchmarks profiles           # the flame graphs
 
 It needs `pip install 'ascend-kaas[daemon,bench]'`. A row passes when all of its values meet their targets; the exit
-status is 0 when all rows pass. `quick` compares ratios only, so that figures recorded elsewhere serve as well; the
-project's whole test suite begins with it.
+status is 0 when all rows pass. `quick` compares ratios only, so that figures recorded elsewhere serve as well, and with
+the least good of the last five full runs, since one machine has moods, too; the project's whole test suite begins
+with it.
 Figures in brackets beside a value are its target. p99 is told where it is measured, and judged in rows 3 and 7.
 """
 

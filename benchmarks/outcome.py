@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from benchmarks.spread import Spread, human, spread, thinned
@@ -90,6 +90,15 @@ class Outcome:
             "notes": self.notes,
         }
 
+    def ratios(self) -> list[dict[str, Any]]:
+        """Values that travel between machines, each with its row's number and what was measured."""
+        return [
+            {"number": row.number, "what": check.what, "value": check.value}
+            for row in self.rows
+            for check in row.checks
+            if check.ratio
+        ]
+
     def raw(self) -> dict[str, Any]:
         """The samples, thinned."""
         return {
@@ -141,6 +150,22 @@ def regressions(now: Sequence[Row], recorded: Sequence[Row]) -> dict[tuple[str, 
                 f"{worse:.2f} times worse"
             )
     return found
+
+
+def least_good(rows: Sequence[Row], runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
+    """The rows, each ratio at its least good value in them and in the ratios of ``runs``."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        for one in run:
+            found.setdefault((one["number"], one["what"]), []).append(one["value"])
+
+    def with_least(number: str, check: Check) -> Check:
+        if not check.ratio:
+            return check
+        values = [check.value, *found.get((number, check.what), ())]
+        return replace(check, value=min(values) if check.direction == ">=" else max(values))
+
+    return [replace(row, checks=tuple(with_least(row.number, check) for check in row.checks)) for row in rows]
 
 
 def _worse_by(before: Check, after: Check) -> float:

@@ -54,6 +54,21 @@ def _section(name: str, one: dict[str, Any], pictures: Path) -> list[str]:
     lines.append("")
     if one["notes"]:
         lines += [*(f"- {note}" for note in one["notes"]), ""]
+    if runs := _runs(one):
+        lines += [*runs, ""]
     if (pictures / f"{name}.png").exists():
         lines += [f"![{name}](benchmarks/{name}.png)", "", f"([SVG](benchmarks/{name}.svg))", ""]
     return lines
+
+
+def _runs(one: dict[str, Any]) -> list[str]:
+    """Each ratio in the full runs that are kept, oldest first."""
+    values: dict[tuple[str, str], list[str]] = {}
+    for run in one.get("runs", ()):
+        for ratio in run["ratios"]:
+            values.setdefault((ratio["number"], ratio["what"]), []).append(f"{ratio['value']:.3g}")
+    return [
+        f"- Row {number}, {what}, in the last {len(found)} full runs: {', '.join(found)}."
+        for (number, what), found in values.items()
+        if len(found) > 1
+    ]

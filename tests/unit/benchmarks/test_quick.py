@@ -24,12 +24,16 @@ def row(first: float, second: float) -> Row:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Exit status of ``quick`` when its looks find these values; ``left`` of them are not asked for."""
+    """Exit status of ``quick`` when its looks find these values; ``left`` of them are not asked for.
+
+    Two runs are recorded, each with one of two ratios better than :data:`RECORDED`.
+    """
 
     def judged(*found: tuple[float, float], left: int = 0) -> int:
-        recorded: dict[str, Any] = {
-            name: {"rows": [row_record(row(RECORDED, RECORDED))] if name == "hits" else []}
-            for name in command.QUICK
+        recorded: dict[str, Any] = {name: {"rows": [], "runs": []} for name in command.QUICK}
+        recorded["hits"] = {
+            "rows": [row_record(row(RECORDED - 1, RECORDED))],
+            "runs": [{"ratios": Outcome(rows=[row(RECORDED, RECORDED - 1)], series={}).ratios()}],
         }
         waiting = list(found)
 
